@@ -10,9 +10,10 @@ _ALLOW = "POC_CALLBACK_ALLOW"
 
 
 def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -> dict[str, str]:
-    """Returns POC_API_PORT for API and courier, and perhaps POC_CALLBACK_ALLOW.
+    """Returns environment variables that limit the addresses to which callbacks may be sent.
 
-    The latter forbids callbacks to loopback, if other hosts can reach the API and `env` lacks it.
+    POC_API_PORT: the API's ports, to which no callback may be sent. POC_CALLBACK_ALLOW: forbids
+    callbacks to loopback addresses; left out if `host` is loopback or `env` has the variable.
     """
     settings = {"POC_API_PORT": " ".join(map(str, ports))}
     address = literal_address(host)
@@ -22,7 +23,7 @@ def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -
 
 
 def head_of(text: str) -> tuple[str, int]:
-    """Parses --head, such as "10.0.0.1:7070" or "[fd00::1]:7070". Raises UsageError."""
+    """Parses --head, such as "10.0.0.1:7070" or "[fd00::1]:7070", to (host, port). UsageError."""
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port

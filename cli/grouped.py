@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator that turns each field of a command's NamedTuple parameters into an option."""
+    """Decorates a command so that each field of its NamedTuple parameters becomes an option."""
     flat: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
     for name, parameter in inspect.signature(command).parameters.items():

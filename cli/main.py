@@ -1,4 +1,4 @@
-"""The command `proofline`, which imports a subcommand's module only when it is called.
+"""The command `proofline`, which imports a subcommand's module when that subcommand is called.
 
 `proofline --help` imports none of these modules: it reads the docstrings from their files.
 """
@@ -26,7 +26,7 @@ ALONE = "Without a queue"
 
 
 class Command(NamedTuple):
-    """Where a subcommand is defined, its panel in --help, and the help text of a group."""
+    """A subcommand: where it is defined, its panel in --help, and a help text if it is a group."""
 
     target: str
     panel: str | None
@@ -43,7 +43,7 @@ class Command(NamedTuple):
         return typer.main.get_command(app)
 
     def summary(self, name: str) -> TyperCommand:
-        """Returns the command for `proofline --help`, without importing its module."""
+        """Returns the entry for `proofline --help`, without importing the subcommand's module."""
         module, _, attribute = self.target.partition(":")
         file = (ROOT / module.replace(".", "/")).with_suffix(".py")
         functions = (
@@ -100,7 +100,7 @@ COMMANDS = {
 
 
 class LoadedWhenCalled(Mapping[str, Any]):
-    """The subcommands by name. Looking one up imports its module."""
+    """A mapping from names to subcommands, each of which is imported at its first lookup."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -131,7 +131,7 @@ class ProoflineGroup(TyperGroup):
 
 
 class LazyGroup(ProoflineGroup):
-    """The group `proofline`, which imports a subcommand's module when it is called."""
+    """The group `proofline`, which imports a subcommand's module when that subcommand is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

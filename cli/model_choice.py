@@ -1,4 +1,4 @@
-"""Finds the model of --model: a shipped model, the demo model, a directory, or on the hub."""
+"""Finds the model that --model names: shipped, the demo model, in a directory, or on the hub."""
 
 import itertools
 import os
@@ -23,10 +23,10 @@ _ELSEWHERE = ("VLLM_USE_MODELSCOPE", "VLLM_MODEL_REDIRECT_PATH")
 
 
 def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
-    """Returns what the engine loads (a directory or hub name), and the name for clients.
+    """Returns (the directory or hub name that the engine loads, the model's name for clients).
 
-    The latter is `served_model_name`; if None, the given name or the directory's last part. Raises
-    ModelChoiceError for a model that does not exist, or a misspelt shipped model.
+    The name for clients is `served_model_name`; if that is None, `model` or a directory's last
+    part. Raises ModelChoiceError for a model that does not exist, or a misspelt shipped model.
     """
     shipped = shipped_models()
     directory = _directory(model)
@@ -65,9 +65,10 @@ def with_chosen_model(options: EngineOptions) -> EngineOptions:
 
 
 def check_is_there(options: EngineOptions) -> None:
-    """Checks that the model exists: in this machine's cache, or else by asking the hub once.
+    """Checks that the model is in this machine's cache. If not, asks the Hugging Face hub once.
 
-    Raises ModelChoiceError if it does not, ProoflineError if the hub is unreachable.
+    Raises ModelChoiceError if the model is in neither place, ProoflineError if the hub is
+    unreachable.
     """
     name = options.model
     elsewhere = any(os.environ.get(variable) for variable in _ELSEWHERE) or any(
@@ -82,7 +83,7 @@ def check_is_there(options: EngineOptions) -> None:
 
 
 def _revision(vllm_args: Sequence[str]) -> str | None:
-    """Returns the value of the last --revision, which vLLM uses; None without one."""
+    """Returns the value of the last --revision, the one that vLLM uses; None without --revision."""
     found = None
     for word, after in itertools.zip_longest(vllm_args, vllm_args[1:]):
         option, _, value = word.partition("=")
@@ -92,7 +93,7 @@ def _revision(vllm_args: Sequence[str]) -> str | None:
 
 
 def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
-    """Does `check_is_there` for a model of other hosts; not for a path, which may exist there."""
+    """Checks that other hosts can load a model of the hub. Shipped models and paths always pass."""
     known = {*shipped_models(), DEMO_MODEL}
     if model in known or model.startswith((".", "/", "~")) or model.count("/") > 1:
         return
@@ -100,10 +101,11 @@ def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
 
 
 def _here(name: str, revision: str | None) -> str | None:
-    """Returns None if the cache has the revision, otherwise a phrase about what it has.
+    """Returns None if the cache contains the revision, otherwise a text about the cache's contents.
 
-    One cached file suffices, because missing files are downloaded later. Without `revision` any
-    does, unless HF_HUB_OFFLINE is set: then vLLM uses only `main`.
+    One cached file of the revision suffices, because vLLM downloads missing files later. If
+    `revision` is None, any revision suffices; with HF_HUB_OFFLINE only `main`, which vLLM then
+    uses.
     """
     cache, repo = ModelCache(), name.partition(":")[0]
     if revision is None and huggingface_hub.constants.HF_HUB_OFFLINE:

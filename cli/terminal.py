@@ -58,7 +58,7 @@ def stderr_console() -> "Console":
 
 
 def progress_bar(unit: str) -> "Progress":
-    """Returns a progress bar, or lines in a log. `unit`: what is counted, such as "nonces"."""
+    """Returns a progress bar, or ProgressLines for a log. `unit`: what is counted, as "nonces"."""
     from rich import progress
 
     from cli.progress_lines import ProgressLines
@@ -79,7 +79,7 @@ def progress_bar(unit: str) -> "Progress":
 
 
 def check_output(output: Path | None, option: str = "--output") -> None:
-    """Raises UsageError if --output cannot be written. `option`: its name for the error."""
+    """Raises UsageError if --output cannot be written. `option`: the option's name in the error."""
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise UsageError(
             f"{output} cannot be written: it is a directory, or its directory is missing;"
@@ -95,7 +95,7 @@ def read_ascii(path: Path, option: str) -> str:
 
 
 def read_json(path: Path, what_to_do: str, stdin: TextIO | None = None) -> Any:
-    """Reads JSON from `path`, or from `stdin`. A UsageError's text ends with `what_to_do`."""
+    """Reads JSON from `stdin` or, if None, from `path`. A UsageError ends with `what_to_do`."""
     try:
         text = stdin.read() if stdin else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ def connect(url: str) -> Client:
 
 
 def only_model(client: Client) -> str:
-    """Returns the served model's name. Raises ApiError if there is none, UsageError if several."""
+    """Returns the only served model's name. ApiError if none is served, UsageError if several."""
     models = sorted({worker.model for worker in client.status().workers})
     if not models:
         raise ApiError(

@@ -48,7 +48,7 @@ def deploy(
     The current model and its round end first: computed artifacts are still delivered, jobs are
     cancelled, and running chat has 20 s to end. The current model keeps running if the hub does not
     know the new model, or if the hub is unreachable and the new model is not in the cache. Ctrl-C
-    ends only the waiting.
+    ends this command, and the deployment goes on.
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
@@ -80,7 +80,7 @@ def deploy(
 
 
 def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> None:
-    """Raises ProoflineError if the new model is unknown or cannot be downloaded."""
+    """Raises ProoflineError, before the current model is stopped, if `model` cannot be found."""
     try:
         check_can_be_found(model, vllm_args)
     except ProoflineError as error:
@@ -93,7 +93,7 @@ def check_before_the_end(client: Client, model: str, vllm_args: list[str]) -> No
 
 
 def is_on_node(client: Client, model: str) -> bool:
-    """Returns True if the node serves the model, or has it in the API's model cache."""
+    """Returns True if the node serves `model`, or if the API's model cache contains `model`."""
     found = client.deployment()
     if found.is_running and found.model == model:
         return True

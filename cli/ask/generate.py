@@ -44,9 +44,9 @@ def generate(
     """Compute artifacts on a running API, wait for them and print them as JSON.
 
     Prints the API's answer, {"artifacts": [...], "encoding": {...}, ...}, and adds the inputs under
-    "request", so that `proofline validate FILE` needs no further options. Ctrl-C stops the waiting,
-    not the job. --max-tokens computes decode proofs, the network's next scheme; --scheme and
-    --param select any scheme by name.
+    "request", so that `proofline validate FILE` needs no further options. Ctrl-C stops this
+    command, not the job. --max-tokens computes decode proofs, the network's next scheme. --scheme
+    and --param select any scheme by name.
 
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o
     proof.json

@@ -47,7 +47,7 @@ def job_body(
 def await_job(
     client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str = ""
 ) -> Document:
-    """Waits for a job's result, with a progress bar. Ctrl-C prints `how_to_resume`."""
+    """Waits for a job's result, with a progress bar. Ctrl-C prints the text `how_to_resume`."""
     resume = how_to_resume or f"proofline generate --url {client.base} --request-id {request_id}"
     try:
         with progress_bar("nonces") as bar:

@@ -11,10 +11,11 @@ _REFUSED = (409, 422)  # such as a seq_len that the model does not take
 
 
 def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> list[str]:
-    """Returns the common mistakes in a proof's inputs that would explain the mismatches.
+    """Returns descriptions of the common input mistakes that explain the mismatches.
 
-    Validates PROBES mismatching artifacts again, once with each mistake. A mistake explains them if
-    none mismatches then. `body`: the request body of the first validation.
+    `body`: the request body of the first validation. `mismatches`: the mismatching nonces. Up to
+    PROBES of them are validated again, once with each mistake in the inputs. A mistake is an
+    explanation if all these nonces then match.
     """
     probes = set(mismatches[:PROBES])
     claims = [one for one in body["validation"]["artifacts"] if one["nonce"] in probes]
@@ -23,7 +24,7 @@ def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> 
 
 
 def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each possible mistake: a description, and `body` with that mistake."""
+    """Yields (description, `body` with one mistake) for each common mistake in inputs."""
     stronger = not body["poc_stronger_rng"]
     yield f"poc_stronger_rng {str(stronger).lower()}", body | {"poc_stronger_rng": stronger}
     for seq_len in _USUAL_LENGTHS:
@@ -40,7 +41,7 @@ def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _other_spellings(text: str) -> list[str]:
-    """Returns `text` in other cases and with or without 0x or spaces, the likeliest first."""
+    """Returns variants of `text`: with or without 0x, upper, lower, stripped. Likeliest first."""
     bare = text.removeprefix("0x").removeprefix("0X")
     other = [bare, f"0x{bare}", text.upper(), text.lower(), bare.upper(), bare.lower()]
     return [one for one in dict.fromkeys([*other, text.strip()]) if one and one != text]

@@ -175,7 +175,7 @@ def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) ->
 
 
 def check_scheme(vectors: Vectors, distances: Distances) -> None:
-    """Raises UsageError for options of different schemes, or an --r-target out of range."""
+    """Raises UsageError if options of two schemes are mixed, or if --r-target is out of range."""
     r_target = distances.r_target
     if r_target is None:
         flags = {
@@ -213,7 +213,7 @@ def stop(url: options.Url = options.DEFAULT_URL) -> None:
     """Stop the round within one micro-batch, and cancel the jobs that wait in the queue.
 
     Undelivered artifacts are kept, and delivery goes on for POC_CALLBACK_RETENTION_SEC. A job's
-    callback is given up if its receiver did not accept it in five consecutive tries.
+    callback is dropped if its receiver has failed five times in a row.
     """
     with connect(url) as client:
         before = client.status()
@@ -232,8 +232,8 @@ def watch(
 ) -> None:
     """Watch the round until it stops: rates, totals, every worker, the outbox.
 
-    On a terminal the view is redrawn; in a log each update is one line. Ctrl-C ends only the
-    watching.
+    On a terminal the view is redrawn; in a log each update is one line. Ctrl-C ends this
+    command, and the round goes on.
     """
     console = Console()
     with connect(url) as client:
@@ -259,7 +259,7 @@ def watch(
 
 
 def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
-    """Yields the round's status, or an ApiError in an outage, every `interval_s` until it ends."""
+    """Yields the status every `interval_s` until the round ends; during an outage, the ApiError."""
     answered = time.monotonic()
     while True:
         try:
@@ -277,7 +277,7 @@ def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
 
 
 def show(looks: Iterator[Document | ApiError], console: Console) -> dict[str, Any]:
-    """Prints each status: a terminal shows the newest, a log all. Returns the last status."""
+    """Prints each status; a terminal shows only the newest. Returns the last status."""
     last: dict[str, Any] = {}
     if not console.is_terminal or console.is_dumb_terminal:
         for look in looks:

@@ -14,7 +14,7 @@ ALARM = "bold red"
 
 
 def line(status: dict[str, Any]) -> str:
-    """Returns a round's status in one line, which ends with the problems."""
+    """Returns a round's status as one line of text, with the round's problems at the end."""
     stats = status["stats"]
     ready = sum(worker["state"] == "ready" for worker in status["workers"])
     n_ready = (status.get("health") or {"workers_ready": ready})["workers_ready"]
@@ -68,7 +68,7 @@ def _head(status: dict[str, Any]) -> Table:
 
 
 def _workers(status: dict[str, Any]) -> RenderableType:
-    """Returns a table of the live workers, and of those that have left the round."""
+    """Returns a table with a row for each live worker and each worker that has left the round."""
     seats = status.get("seats") or []
     states = {seat["name"]: seat["state"] for seat in seats} or {
         worker["id"]: worker["state"] for worker in status["workers"]
@@ -166,7 +166,7 @@ def _share(config: dict[str, Any]) -> str:
 
 
 def grid() -> Table:
-    """Returns an empty table without borders, for names and their values."""
+    """Returns an empty table without borders, with a column for names and a column for values."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", min_width=9)
     table.add_column()

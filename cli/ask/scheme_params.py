@@ -32,7 +32,7 @@ class OfScheme(NamedTuple):
     ] = None
 
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
-        """Returns True if --scheme is given. Raises UsageError if one of `flags` is given too."""
+        """Returns True if --scheme is given. Raises UsageError if a value in `flags` is set too."""
         if self.scheme is None:
             if self.param:
                 raise UsageError("--param is for --scheme; name the scheme too.")
@@ -47,7 +47,7 @@ class OfScheme(NamedTuple):
 def flags_of_artifacts(
     k_dim: int | None, stronger_rng: bool, max_tokens: int | None
 ) -> dict[str, Any]:
-    """Returns the options of artifact and decode proofs; the values of changed options are true."""
+    """Returns artifact and decode options by name; a value is falsy if the option is not used."""
     return {
         "--k-dim": k_dim not in (None, DEFAULT_K_DIM),
         "--stronger-rng": stronger_rng,
@@ -77,12 +77,12 @@ def _body(
     common: dict[str, Any],
     fields: dict[str, Any],
 ) -> dict[str, Any]:
-    """Returns a request body that is valid for the scheme's `model`.
+    """Returns a request body that is valid for `model`, the pydantic model of the scheme's body.
 
-    `instead`: completes the UsageError if the scheme has no such request (`model` is None).
-    `common`: fields that are the same in all schemes. `fields`: model, seq_len, batch_size and url
-    (None if not given), whose position depends on the scheme. Raises UsageError for a missing or
-    unknown parameter.
+    `instead`: end of the UsageError's text if `model` is None, because the scheme has no such
+    request. `common`: fields that are the same in all schemes. `fields`: model, seq_len, batch_size
+    and url (None if not given), which schemes place differently. `params`: the values of --param.
+    Raises UsageError for a missing or unknown parameter.
     """
     if model is None:
         raise UsageError(f"The {contract.name} scheme has no {instead}.")
@@ -120,7 +120,7 @@ def _inner(model: type[BaseModel]) -> set[str]:
 
 
 def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
-    """Returns the names that --param may set: this scheme's own fields without nested objects."""
+    """Returns the field names for --param: those that only this scheme has, and that are flat."""
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
     for base in (requests.JobBody, requests.RoundBody, requests.SequenceRoundBody, requests.Params):
         shared |= set(base.model_fields)
@@ -130,7 +130,7 @@ def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
 
 
 def named_value(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, Any]:
-    """Parses the "NAME=VALUE" of `option`. VALUE is JSON, or else a string."""
+    """Parses "NAME=VALUE" to (name, value). A VALUE that is not JSON is taken as a string."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise UsageError(f"{option} takes {form}, not {text!r}.")

@@ -88,7 +88,7 @@ def _deployment(found: Mapping[str, Any]) -> Rows:
 
 
 def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: float) -> Rows:
-    """Yields the rows about workers. `away`: workers that send no heartbeat now."""
+    """Yields table rows about workers. `away`: expected workers that send no heartbeats now."""
     n_ready = sum(worker["state"] == "ready" for worker in workers)
     n_all = len(workers) + len(away)
     yield "workers", Text(f"{n_ready} of {n_all} ready", style="" if n_ready else _BAD)

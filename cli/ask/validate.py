@@ -1,4 +1,4 @@
-"""`proofline validate`: has a running API validate artifacts."""
+"""`proofline validate`: makes a running API validate artifacts."""
 
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -19,7 +19,7 @@ MOST_NAMED = 10  # mismatching nonces that are listed
 
 
 class OfFile(NamedTuple):
-    """Options for the proof's inputs. Without an option, the input's value is the file's."""
+    """Options for a proof's inputs. An input without an option is read from the proof's file."""
 
     block_hash: Annotated[
         str | None, typer.Option(help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False)
@@ -52,7 +52,7 @@ class OfFile(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Options for the validation's thresholds: of a distance, and of the number of mismatches."""
+    """Options for a validation's thresholds: distance, mismatch probability and p-value."""
 
     dist_threshold: Annotated[
         float | None,
@@ -169,7 +169,7 @@ def validate(
 
 
 def the_one(file: Path | None, artifacts: Path | None) -> Path:
-    """Returns the file named by FILE or by --artifacts (older). UsageError unless exactly one."""
+    """Returns the path from FILE or from the older --artifacts. UsageError for both or none."""
     named = [path for path in (file, artifacts) if path is not None]
     if len(named) != 1:
         raise terminal.UsageError(
@@ -179,7 +179,7 @@ def the_one(file: Path | None, artifacts: Path | None) -> Path:
 
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
-    """Reads a file's artifacts, inputs (or {}) and k_dim (or None). Raises UsageError."""
+    """Returns (artifacts, inputs or {}, k_dim or None) from a file. UsageError if it is invalid."""
     stdin = typer.get_text_stream("stdin") if str(path) == "-" else None
     document = terminal.read_json(path, "give the file that `proofline generate` wrote", stdin)
     if isinstance(document, list):
@@ -205,7 +205,7 @@ def is_artifact(item: Any) -> bool:
 
 
 def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
-    """Returns the number of steps of most of the decode proofs; None if there are none."""
+    """Returns the most frequent number of decode steps; None if no artifact is a decode proof."""
     lengths = [
         len(points)
         for item in artifacts
@@ -251,6 +251,6 @@ def describe_verdict(verdict: dict[str, Any]) -> str:
 
 
 def some(nonces: list[int]) -> str:
-    """Returns the first MOST_NAMED nonces, and how many more there are."""
+    """Returns a text with the first MOST_NAMED nonces and the number of the remaining nonces."""
     more = f" and {len(nonces) - MOST_NAMED} more" if len(nonces) > MOST_NAMED else ""
     return ", ".join(map(str, nonces[:MOST_NAMED])) + more

@@ -115,7 +115,7 @@ def doctor(
 
 
 def _settings() -> tuple[Settings, Iterable[Finding]]:
-    """Returns the settings (the defaults if one is invalid), and findings about them."""
+    """Returns the settings (all defaults if a setting is invalid), and findings about settings."""
     found: list[Finding] = []
     try:
         settings = load_settings()
@@ -166,7 +166,7 @@ def _of_workers(
 def _of_the_model(
     settings: Settings, name: str, dtype: Dtype, gpus: Sequence[Gpu], size: int
 ) -> Iterator[Finding]:
-    """Yields findings about --model. `gpus`, `size`: a worker's GPUs, and how many it needs."""
+    """Yields findings about --model. `gpus`: a worker's GPUs. `size`: how many a worker needs."""
     found, findings = model.find(name)
     yield from findings
     if found is None:

@@ -38,7 +38,7 @@ class Subject(str):
 
 
 def findings_of(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Runs the checks in order. An exception in a check becomes a finding too."""
+    """Runs the checks in order and yields their findings. An exception becomes a finding too."""
     for about, look in checks:
         try:
             yield from look()

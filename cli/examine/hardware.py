@@ -65,7 +65,7 @@ def _gpu(device: Gpu) -> Finding:
 
 
 def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
-    """Checks whether the GPUs are connected by NVLink. `group_size`: GPUs that share one model."""
+    """Checks whether NVLink connects the GPUs. `group_size`: number of GPUs that share a model."""
     if len(machine.devices) < 2:
         return
     links = [_links(device.index) for device in machine.devices]
@@ -84,7 +84,7 @@ def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
 
 
 def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Finding]:
-    """Warns that NVLink multicast can fail in a virtual machine, unless NCCL_NVLS_ENABLE is 0."""
+    """Warns about NVLink multicast in a virtual machine if NCCL_NVLS_ENABLE is not 0."""
     if len(machine.devices) < 2 or os.environ.get("NCCL_NVLS_ENABLE") == "0":
         return
     if _is_virtual(cpuinfo):

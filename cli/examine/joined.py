@@ -1,4 +1,4 @@
-"""Checks of a host that joins or has joined a node: API, token, and connection to Redis."""
+"""Checks for a host that joins or has joined a node: API, token, and connection to Redis."""
 
 import os
 import socket
@@ -21,7 +21,10 @@ _ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts inv
 
 
 def checks(options: Join) -> list[Check]:
-    """Returns the checks of a joined host (sets its environment) or of a joining one, if any."""
+    """Returns the checks for a host that has joined a node or is about to join; [] otherwise.
+
+    If the host has joined, also sets the environment with which its workers reach the node.
+    """
     try:
         token = joining.token_of(options, os.environ)
         by_hand = bool(os.environ.get("POC_REDIS_URL"))

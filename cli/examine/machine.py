@@ -20,7 +20,7 @@ SOME_DATA_GIB = 10.0
 
 
 def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[Finding]:
-    """Checks the free disk space: a problem below `least_gib`, a warning below `some_gib`."""
+    """Checks disk space for `what`: a problem below `least_gib`, a warning below `some_gib`."""
     free = free_disk_bytes(path) / _GIB
     text = f"{free:.1f} GiB are free for {what} ({path})"
     if free < least_gib:
@@ -41,7 +41,7 @@ def memory(left: int, limit: int) -> Iterator[Finding]:
 
 
 def port(host: str, number: int) -> Iterator[Finding]:
-    """Checks whether the API can listen there. A running node at the address is no problem."""
+    """Checks whether the API can listen on the port. A node that already listens is no problem."""
     try:
         reserve_port(host, number)
     except AddressError as error:

@@ -38,7 +38,7 @@ _NEED_TORCHVISION = ("qwen3_5", "qwen3_5_moe", "kimi_k25")
 
 @dataclass(frozen=True)
 class Model:
-    """A model to check. `folder`: its files; None if they are not on this machine."""
+    """A model to check. `folder`: contains its files; None if they are not on this machine."""
 
     name: str
     folder: Path | None
@@ -120,7 +120,7 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
 def room(
     model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
 ) -> Iterator[Finding]:
-    """Checks whether the model fits into the GPUs of one worker, or into this machine's memory."""
+    """Checks whether the model fits into one worker's GPUs; without GPUs, into main memory."""
     weights = weights_bytes(model.folder, dtype) if model.folder else 0
     if not weights:
         return
@@ -149,7 +149,7 @@ def room(
 
 
 def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
-    """Reports whether this family's layers are reflected, and known problems of the family."""
+    """Reports whether proofs reflect each layer's output, and known problems of the family."""
     config = model.config
     if not config:
         return

@@ -1,4 +1,4 @@
-"""Checks the releases of Python, torch and vLLM, and packages that break their imports."""
+"""Checks the versions of Python, torch and vLLM, and packages that make their imports fail."""
 
 import importlib.util
 import json
@@ -75,7 +75,7 @@ def vllm() -> Iterator[Finding]:
 def imports(
     gpus: Sequence[object] = (), names: Sequence[str] = ("torch", *COMPANIONS, "vllm")
 ) -> Iterator[Finding]:
-    """Checks that the packages can be imported. `gpus`: the driver's GPUs, for torch to see."""
+    """Checks that the packages `names` can be imported, and that torch can use the GPUs `gpus`."""
     installed = [name for name in names if importlib.util.find_spec(name)]
     told, why = imported(installed)
     if "torch" in names and "torch" not in installed:
@@ -97,9 +97,10 @@ def imports(
 def imported(
     names: Sequence[str], timeout_s: float = IMPORT_TIMEOUT_S
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """Imports packages in a separate process. Returns each package's version or error, by name.
+    """Imports packages in a separate process. Returns {name: version or error}, and a reason.
 
-    Also returns why packages are missing, if the process crashed or took more than `timeout_s`.
+    The reason says why packages are missing in the result: the process crashed or took more than
+    `timeout_s`. It is "" if no package is missing.
     """
     if not names:
         return {}, ""

@@ -88,7 +88,7 @@ def _look(url: str, settings: Settings) -> Finding:
 
 
 def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
-    """Returns the proxy through which the courier reaches these addresses; None without one."""
+    """Returns the url of the proxy that the courier uses for `addresses`; None if it uses none."""
     if settings.callback_proxy is None or not all(
         ipaddress.ip_address(address).is_global for address in addresses
     ):
@@ -97,7 +97,7 @@ def _proxy(settings: Settings, addresses: Iterable[str]) -> str | None:
 
 
 def _node_ports(settings: Settings) -> callbacks.Own:
-    """Returns the node's own ports; without those stored in Redis if Redis is unavailable."""
+    """Returns the node's own ports: those in the settings and, if Redis answers, in Redis."""
     redis = connect(settings, patient=False, timeout_s=_REDIS_S)
     own = NodePorts.of(settings, WorkerRegistry(redis, settings))
     with suppress(RedisError):

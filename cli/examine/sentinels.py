@@ -21,7 +21,7 @@ _DOCUMENT = "docs/redis.md, A Redis that fails over"
 
 
 def sentinels(at: RedisUrl) -> Iterator[Finding]:
-    """Checks that the url's Sentinels answer, and that they know the url's master."""
+    """Checks that the Sentinels in the url answer, and that they know the url's master."""
     asked = connections.Sentinels(at.hosts, at.sentinel)
     told, silent = [], []
     for sentinel in asked.sentinels:
@@ -44,7 +44,7 @@ def sentinels(at: RedisUrl) -> Iterator[Finding]:
 
 
 def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Checks whether the Sentinels name the same primary, and can replace it soon enough."""
+    """Checks whether the Sentinels name the same primary, and would replace it soon enough."""
     primaries = sorted({address((state["ip"], int(state["port"]))) for state in said})
     if len(primaries) > 1:
         yield _SENTINEL.problem(
@@ -71,7 +71,7 @@ def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
-    """Checks the primary's replicas in its INFO. `needed`: a failover needs a replica."""
+    """Checks the replicas in `info`, the primary's INFO. `needed`: True if none is a problem."""
     found = [value for name, value in info.items() if re.fullmatch(r"slave\d+", name)]
     if not found:
         if needed:

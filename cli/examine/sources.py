@@ -56,7 +56,7 @@ def others_in_effect(env: Mapping[str, str]) -> list[Setting]:
 
 
 def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns the POC_ variables that are no settings, each with the most similar setting."""
+    """Returns {unknown POC_ variable: name of the most similar setting, or None}."""
     known = [f"POC_{field.upper()}" for field in Settings.model_fields]
     unknown = sorted(
         name for name in env if name.upper().startswith("POC_") and name.upper() not in known
@@ -86,7 +86,7 @@ def _without_password(url: str) -> str:
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """Reads the NAME=VALUE lines of a .env file, if it exists."""
+    """Returns the variables that a .env file sets; {} if the file does not exist."""
     if not path.is_file():
         return {}
     pairs = re.findall(

@@ -12,7 +12,7 @@ from poc_core.errors import ProoflineError
 
 
 class AccessError(ProoflineError):
-    """The access file is unreadable, not writable or not private. The text says what to do."""
+    """A host's access file is unreadable, unwritable or not private. The text says what to do."""
 
 
 class Access(BaseModel, frozen=True):
@@ -29,7 +29,7 @@ class Access(BaseModel, frozen=True):
 
 
 def read_access(path: Path) -> Access | None:
-    """Reads the access file, if it exists. AccessError if it is unreadable or not private."""
+    """Reads a host's access from a file; None without a file. AccessError if it is not private."""
     path = path.expanduser()
     try:
         with path.open("rb") as file:
@@ -54,7 +54,7 @@ def read_access(path: Path) -> Access | None:
 
 
 def check_writable(path: Path) -> None:
-    """Raises AccessError if the file cannot be written. Call it before spending the token."""
+    """Raises AccessError if the file cannot be written. Call this before using up the token."""
     path = path.expanduser()
     probe = path.with_name(f"{path.name}.new")
     with _writing(path):
@@ -64,12 +64,12 @@ def check_writable(path: Path) -> None:
 
 
 def write_access(path: Path, access: Access) -> None:
-    """Writes the access file, never readable by other users. Raises AccessError if it cannot."""
+    """Writes the access so that other users can never read the file. AccessError if that fails."""
     _write(path.expanduser(), access.model_dump_json(indent=1))
 
 
 def redis_url_of(path: Path, access: Access) -> str:
-    """Returns the url for Redis, after writing the file of certificates that it names."""
+    """Returns the host's Redis url. Writes the certificates, if any, to a file named in the url."""
     if access.redis_ca is None:
         return access.redis_url
     path = path.expanduser()

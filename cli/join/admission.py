@@ -49,15 +49,17 @@ class Admission:
     def check(self) -> None:
         """Raises ShutOutError if this host was revoked.
 
-        Not if Redis has only lost the host's user, as in a restart: the operator can restore it.
+        Raises nothing if Redis has only lost the host's user, for example in a restart, because the
+        operator can restore the user.
         """
         if self._refusal is not None and self._is_for_good:
             raise ShutOutError(self._refusal)
 
     def look(self) -> None:
-        """Connects to Redis, and announces a change of its answer; asks the API for the reason.
+        """Checks whether Redis accepts this host's user, and announces a changed result.
 
-        Uses a new connection each time, because Redis does not check open connections again.
+        If Redis refuses the user, asks the API for the reason. Uses a new connection each time,
+        because Redis does not check open connections again.
         """
         before, self._refusal = self._refusal, self._refused()
         if before != self._refusal:

@@ -35,7 +35,7 @@ class CertificateError(ProoflineError):
 
 
 class RefusedError(ProoflineError):
-    """The API refuses a request of this host. The text is the API's. `status`: the HTTP status."""
+    """The API refuses a request of this host. `text`: the reason. `status`: the HTTP status."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -44,10 +44,10 @@ class RefusedError(ProoflineError):
 
 @dataclass(frozen=True)
 class Api:
-    """A node's API, as a joining host reaches it.
+    """A client for the API of the node that a host joins.
 
     `pin`: SHA-256 (hexadecimal) of the only certificate that the host trusts. `ca`: trusted
-    certificates (PEM), which replace the system's.
+    certificates (PEM), which replace the system's certificates.
     """
 
     url: str
@@ -98,7 +98,7 @@ class Api:
         )
 
     def join(self, token_id: str) -> SealedOffer:
-        """Spends the token: fetches its offer, which the API returns only once."""
+        """Exchanges the token for the offer of settings, which the API returns only once."""
         return self._read(SealedOffer, "POST", "/api/v1/hosts/join", token_id)
 
     def standing(self, token_id: str) -> HostStanding:
@@ -106,7 +106,7 @@ class Api:
         return self._read(HostStanding, "GET", "/api/v1/hosts/standing", token_id)
 
     def skew_s(self) -> float:
-        """Returns this host's clock minus the API's in seconds. Raises `standing`'s errors."""
+        """Returns this host's time minus the API's time, in seconds. Raises as `standing` does."""
         before = time.time()
         answer, body = self._ask("GET", "/api/v1/clock")
         if "X-Server-Recv-Ns" not in answer.headers:
@@ -172,7 +172,7 @@ class Api:
         )
 
     def _check_pin(self, connection: http.client.HTTPConnection) -> None:
-        """Raises CertificateError if the server shows another certificate than the pinned one."""
+        """Raises CertificateError if the server's certificate is not the pinned certificate."""
         if self.pin is None:
             return
         assert isinstance(connection.sock, ssl.SSLSocket)

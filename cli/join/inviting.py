@@ -40,7 +40,7 @@ class HostRow:
 
 
 class Inviting:
-    """The operator's actions on a node's hosts: invite, list, revoke and restore them."""
+    """The operator's commands for a node's hosts: invite, list, revoke and restore."""
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         """`redis`: a client that is logged in as the operator's user."""
@@ -60,8 +60,9 @@ class Inviting:
     ) -> tuple[tokens.Token, str]:
         """Creates a host's Redis user and invitation. Returns the token, and a warning or "".
 
-        The warning says that Redis forgets users. `redis_url`: of `address_for_hosts`. `valid_s`:
-        the token's lifetime in seconds. Raises HostsError if the name is taken.
+        The warning says that Redis loses the user at its next restart. `redis_url`: returned by
+        `address_for_hosts`. `redis_ca`: certificates (PEM). `valid_s`: the token's lifetime in
+        seconds. `env`: variables that the host gets. Raises HostsError if the name is taken.
         """
         if not _NAME.fullmatch(name):
             raise UsageError(
@@ -110,8 +111,8 @@ class Inviting:
     def revoke(self, name: str) -> int:
         """Ends a host's access to the node. Returns how many workers of the host were removed.
 
-        Afterwards no chat is sent to the host. Raises HostsError for an unknown name, and
-        UsersError if Redis cannot write its aclfile; even then the access has ended.
+        Returns when no chat is sent to the host any more. Raises HostsError for an unknown name,
+        and UsersError if Redis cannot write its aclfile; even then the access has ended.
         """
         hosts = self._invitations.hosts()
         if name not in hosts:
@@ -126,7 +127,7 @@ class Inviting:
         return n_workers
 
     def _drop_workers(self, host: str) -> int:
-        """Removes the host's and its workers' records, and waits until no chat is sent there."""
+        """Removes a host's workers, and returns their number once the host gets no more chat."""
         # An honest host's records are removed by name. A dishonest host may have written other
         # names: silent workers are removed too, while live ones send heartbeats.
         workers = [worker for worker in self._registry.live() if worker.host == host]
@@ -146,7 +147,8 @@ class Inviting:
     def restore(self) -> tuple[int, str]:
         """Creates the Redis users of all hosts again, and removes users that belong to no host.
 
-        The users get this release's rights. Returns the number of hosts, and a warning as `invite`.
+        The users get the rights that workers have in this release. Returns the number of hosts, and
+        a warning or "" (see `invite`).
         """
         self._users.check()
         hosts = self._invitations.hosts().values()
@@ -164,7 +166,7 @@ class Inviting:
 
 
 def address_for_hosts(url: str) -> str:
-    """Checks the url by which hosts are to reach Redis. Returns it with database 0."""
+    """Checks the url by which hosts will reach Redis. Returns the url with database 0."""
     parts = urlsplit(url)
     if parts.scheme.endswith("+sentinel"):
         raise UsageError(

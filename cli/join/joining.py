@@ -1,4 +1,4 @@
-"""Joins this host to a node: fetches and stores the offer, and sets the environment."""
+"""Joins this host to a node: fetches and stores its access, and sets environment variables."""
 
 import socket
 from collections.abc import MutableMapping
@@ -13,9 +13,9 @@ from poc_core.joining.tokens import Token
 
 
 def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
-    """Returns this host's access to its node, after joining if the options ask for that.
+    """Returns this host's access to its node. Joins the node first if --join or the token is new.
 
-    None if this host has not joined, or if POC_REDIS_URL is set. Raises ProoflineError.
+    Returns None if this host has not joined, or if POC_REDIS_URL is set. Raises ProoflineError.
     """
     token = token_of(options, env)
     by_hand = bool(env.get("POC_REDIS_URL"))
@@ -37,7 +37,7 @@ def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
 
 
 def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
-    """Returns the token of --token, --token-file or `env`, and removes it from `env`."""
+    """Returns the token of --token or --token-file, or None. Removes its variable from `env`."""
     env.pop(TOKEN_VARIABLE, None)
     if options.token_file is None:
         return Token.read(options.token) if options.token else None
@@ -49,7 +49,7 @@ def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
 
 
 def api_of(options: Join, kept: Access | None) -> Api:
-    """Returns the API of --join, or of the stored access. Raises UsageError as `Api.at` does."""
+    """Returns the API of --join or, without --join, of the stored access. Raises UsageError."""
     if options.join is not None:
         ca = read_ascii(options.ca, "--ca") if options.ca is not None else None
         return Api.at(options.join, ca, options.allow_http)
@@ -58,9 +58,10 @@ def api_of(options: Join, kept: Access | None) -> Api:
 
 
 def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
-    """Sets the environment with which this host's workers reach the node.
+    """Sets in `env` the variables with which this host's workers reach the node.
 
-    Overwrites only POC_REDIS_URL and POC_HOST_NAME. `file`: the access file.
+    Overwrites POC_REDIS_URL and POC_HOST_NAME; keeps other variables that are set already. `file`:
+    the access file.
     """
     env["POC_REDIS_URL"] = redis_url_of(file, access)
     told = {name: value for name, value in access.settings.items() if name in SHARED}
@@ -73,14 +74,14 @@ def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
 
 
 def use_stored_access(env: MutableMapping[str, str]) -> None:
-    """Gives this process the environment of the host's workers, if the host has joined a node."""
+    """Sets in `env` the variables of this host's workers, if this host has joined a node."""
     access = access_of(Join(), env)
     if access is not None:
         set_up(access, DEFAULT_FILE, env)
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """Returns this host's IP address for connections to `host`; None without a route."""
+    """Returns the local IP address from which this host reaches `host`; None without a route."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -11,7 +11,7 @@ DEFAULT_FILE = Path("~/.proofline/joined.json")
 
 
 class Join(NamedTuple):
-    """The options for the node to join, the token, and the file that stores the access."""
+    """Options: the node to join, the token, and the file in which this host stores its access."""
 
     join: Annotated[
         str | None,

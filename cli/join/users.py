@@ -69,7 +69,7 @@ class HostUsers:
             self._redis.acl_deluser(user)
 
     def save(self) -> bool:
-        """Makes Redis save its users. Returns False if it has no aclfile. Raises UsersError."""
+        """Makes Redis save its users. Returns False without an aclfile. UsersError if it fails."""
         try:
             with _with_advice():
                 self._redis.acl_save()
@@ -85,7 +85,7 @@ class HostUsers:
 
 @contextmanager
 def _with_advice() -> Iterator[None]:
-    """Raises a UsersError with advice for the operator if Redis refuses to change users."""
+    """Turns Redis' refusal to change users into a UsersError with advice, inside the context."""
     try:
         yield
     except NoPermissionError as error:

@@ -1,4 +1,4 @@
-"""Reads the used memory and its limit, of this process's cgroup or of the machine."""
+"""Reads the used memory and the memory limit of this process's cgroup, or of the machine."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,11 @@ class Memory(NamedTuple):
 
 
 def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> Memory:
-    """Returns the memory of the cgroup or machine. Raises OSError or ValueError."""
+    """Returns the memory of this process's cgroup; without a cgroup, of the machine.
+
+    `root`: the cgroup file system. `own`: the file that lists the process's cgroups. Raises OSError
+    or ValueError.
+    """
     for folder, (usage, limit, droppable) in _folders(root, own):
         if not (folder / usage).exists():
             continue
@@ -41,15 +45,15 @@ def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) ->
 
 
 def memory_left() -> tuple[int, int]:
-    """Returns (left, limit) in bytes, for this process. Raises OSError or ValueError."""
+    """Returns this process's (memory left, memory limit) in bytes. Raises OSError or ValueError."""
     used, limit = working_memory()
     return max(0, min(limit - used, int(psutil.virtual_memory().available))), limit
 
 
 def _folders(root: Path, own: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Returns the folders of this process's memory counters, with the counters' file names.
+    """Returns folders that may hold this process's memory counters, with the counters' file names.
 
-    A process's cgroup is a folder of its own on the host, but `root` itself in a container.
+    On a host, a process's cgroup is a folder below `root`; in a container, it is `root` itself.
     """
     found = []
     lines = own.read_text().splitlines() if own.exists() else []

@@ -21,7 +21,7 @@ GIB = 1024**3
 
 
 def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
-    """Returns VARIABLE for `processes` processes of vLLM; {} on GPUs, or if it is set already."""
+    """Returns {VARIABLE: GiB per vLLM process}; {} on GPUs, or if VARIABLE is set already."""
     if VARIABLE in os.environ or (visible_gpus() and not vllm_runs_on_cpu()):
         return {}
     if Path(model) in shipped_models().values():

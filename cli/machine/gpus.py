@@ -33,7 +33,7 @@ def visible_gpus() -> list[str]:
 
 
 def chosen_gpus(text: str) -> list[str]:
-    """Returns the GPUs of --gpus: "all" or ids such as "0,2". Raises GpuError for unknown ones."""
+    """Returns the ids of --gpus, which is "all" or such as "0,2". GpuError for unknown GPUs."""
     visible = visible_gpus()
     if text.strip() == "all":
         return visible
@@ -50,7 +50,7 @@ def chosen_gpus(text: str) -> list[str]:
 
 
 def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
-    """Returns the environment variables with which a process sees only the given GPUs."""
+    """Returns the environment variables that make only these GPUs visible to a process."""
     pinned = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         # NVML numbers GPUs in bus order; CUDA's default order is by speed.
@@ -59,7 +59,7 @@ def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
 
 
 def memory_bytes(gpus: Sequence[str]) -> int | None:
-    """Returns the memory in bytes of the smallest of these GPUs; None if NVML cannot report it."""
+    """Returns the least memory of any of these GPUs, in bytes; None if NVML cannot report it."""
     with nvml() as library:
         if library is None:
             return None
@@ -78,7 +78,7 @@ def memory_bytes(gpus: Sequence[str]) -> int | None:
 
 
 def version_of(package: str) -> str | None:
-    """Returns an installed package's version without importing it, otherwise None."""
+    """Returns a package's version, without importing the package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -99,7 +99,7 @@ def vllm_needs_cuda() -> bool:
 
 
 def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[str]]:
-    """Gives each worker `group_size` consecutive GPUs. Raises GpuError if there are too few."""
+    """Returns a group of `group_size` consecutive GPUs for each worker. GpuError if too few."""
     needed = workers * group_size
     if needed > len(gpus):
         raise GpuError(
@@ -111,7 +111,7 @@ def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[
 
 
 def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
-    """Divides the GPUs into consecutive groups. Raises GpuError if some are left over."""
+    """Divides all GPUs into groups of `group_size`. Raises GpuError if some GPUs are left over."""
     if len(gpus) < group_size or len(gpus) % group_size:
         usable = ",".join(gpus[: len(gpus) - len(gpus) % group_size])
         instead = f"--gpus {usable}" if usable else f"at least {group_size} GPUs"
@@ -123,7 +123,7 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
 
 
 def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
-    """Divides GPUs into as many groups as possible, or `at_most`. Raises GpuError without one."""
+    """Divides the GPUs into as many groups as possible, up to `at_most`. GpuError if into none."""
     count = len(gpus) // group_size
     if not count:
         raise GpuError(

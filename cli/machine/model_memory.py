@@ -49,7 +49,8 @@ def short_of_memory(
 ) -> str | None:
     """Returns a warning if the workers need more memory than is left, otherwise None.
 
-    `n_ranks`: processes per worker. `kv_gib`: their KV caches on a CPU; None on GPUs.
+    `n_ranks`: processes per worker. `kv_gib`: GiB of each process's KV cache on a CPU; None on
+    GPUs.
     """
     needs = n_workers * n_ranks * PROCESS_GIB * GIB
     if kv_gib is not None:
@@ -67,7 +68,7 @@ def short_of_memory(
 
 
 def weights_bytes(directory: Path, dtype: str) -> int:
-    """Returns the size of a model's weights, loaded as `dtype`; 0 if they cannot be read."""
+    """Returns the size of a model's weights in bytes when loaded as `dtype`; 0 if unreadable."""
     try:
         names = os.listdir(directory)
         stored, index = files.chosen(names)

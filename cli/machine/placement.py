@@ -23,7 +23,7 @@ def wants_gpus(options: EngineOptions) -> bool:
 
 
 def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
-    """Returns each worker's GPUs; none without GPUs. Raises GpuError if there are too few."""
+    """Returns each worker's GPUs; [] if no GPUs are used. Raises GpuError if there are too few."""
     gpus = visible_gpus() if wants_gpus(options) else []
     return groups_of_gpus(gpus, workers, options.n_devices) if gpus else []
 
@@ -31,9 +31,10 @@ def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
 def environments_of_most(
     options: EngineOptions, gpus: list[str], at_most: int | None, without_gpus: int
 ) -> list[dict[str, str]]:
-    """Returns the environment variables of as many workers as the GPUs suffice for.
+    """Returns each worker's environment variables, for as many workers as the GPUs suffice for.
 
-    `at_most`: limits the workers. `without_gpus`: their number without GPUs. Raises UsageError.
+    `at_most`: limits the workers on GPUs. `without_gpus`: the number of workers if no GPUs are
+    used. Raises UsageError.
     """
     groups = (
         groups_of_most(gpus, options.n_devices_here, at_most)
@@ -46,9 +47,10 @@ def environments_of_most(
 def environments(
     options: EngineOptions, groups: Sequence[Sequence[str]], workers: int
 ) -> list[dict[str, str]]:
-    """Returns each worker's environment variables. `groups`: their GPUs.
+    """Returns each worker's environment variables.
 
-    Raises UsageError if the weights exceed a group's memory, or if vLLM needs GPUs.
+    `groups`: each worker's GPUs; [] for `workers` workers without GPUs. Raises UsageError if the
+    weights exceed a group's memory, or if vLLM needs GPUs and there are none.
     """
     if groups:
         share = options.n_devices_here / options.n_devices
@@ -70,7 +72,7 @@ def environments(
 
 
 def short_of_memory(options: EngineOptions, places: Sequence[Mapping[str, str]]) -> str | None:
-    """Returns a warning if this machine has too little memory for these workers, else None."""
+    """Returns a warning if these workers need more memory than this machine has left, else None."""
     if options.engine == "synthetic":
         return None
     on_cpu = options.engine == "vllm" and vllm_runs_on_cpu()

@@ -53,7 +53,7 @@ _GPU: dict[str, Sensor] = {
 
 
 class _Device(NamedTuple):
-    """A GPU as identified at the start, which is kept even if the GPU fails later."""
+    """A GPU with the identity read at the start, which is reported even if the GPU fails later."""
 
     handle: Any  # None if the GPU was unavailable at the start
     uuid: str
@@ -61,7 +61,7 @@ class _Device(NamedTuple):
 
 
 class Sensors:
-    """Keeps NVML open, which is needed for its events, and reads the sensors. For one thread."""
+    """A reader of this machine's sensors. Keeps NVML open to receive events. Not thread-safe."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.time) -> None:
         self._host = host
@@ -84,7 +84,7 @@ class Sensors:
         self._exits.close()
 
     def wait_for_events(self, seconds: float) -> bool:
-        """Counts the driver's errors (XID) for `seconds`; False if NVML cannot report them."""
+        """Counts driver errors (XID) for `seconds`. Returns False if NVML cannot report them."""
         if self._events is None:
             return False
         nv = self._library
@@ -157,7 +157,7 @@ def cpu_times() -> CpuTimes | None:
 
 
 def machine_sensors() -> dict[str, float]:
-    """Returns the readings of memory and disk by name. Leaves out what cannot be read."""
+    """Returns the readings of the memory and disk sensors by name, without those that fail."""
     sensors: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError):
         memory = container_memory()

@@ -76,13 +76,13 @@ def demo(
 
 
 def command() -> str:
-    """Returns the words that start `proofline` in the caller's shell: a path without a venv."""
+    """Returns the command that starts `proofline` in the caller's shell: a path without a venv."""
     path = sys.argv[0]
     return path if path.endswith("/proofline") and "VIRTUAL_ENV" not in os.environ else "proofline"
 
 
 def prove(stack: Stack) -> Iterator[tuple[str, str]]:
-    """Computes and validates artifacts and a forged copy. Yields the rows of the demo's table.
+    """Computes artifacts, validates them and a forged copy, and yields the demo's table rows.
 
     Raises DemoError unless exactly the forged artifacts mismatch.
     """
@@ -123,7 +123,7 @@ def run_job(client: Client, body: dict[str, Any], title: str) -> Any:
 
 
 def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a copy in which every TAMPERED_EVERY-th artifact has the next one's vector."""
+    """Returns a copy in which every TAMPERED_EVERY-th artifact has the next artifact's vector."""
     copy = [dict(item) for item in artifacts]
     for index in range(0, len(copy) - 1, TAMPERED_EVERY):
         copy[index]["vector_b64"] = artifacts[index + 1]["vector_b64"]
@@ -131,7 +131,7 @@ def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def row_of(verdict: dict[str, Any], n_mismatch: int, what: str) -> tuple[str, str]:
-    """Returns a verdict's row. Raises DemoError if the verdict is not as expected."""
+    """Returns a verdict's table row. DemoError if the verdict has not `n_mismatch` mismatches."""
     fraud_expected = n_mismatch > 0
     if (verdict["n_mismatch"], verdict["fraud_detected"]) != (n_mismatch, fraud_expected):
         raise DemoError(

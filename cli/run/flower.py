@@ -61,7 +61,7 @@ def flower(
 
 
 def credentials(password_file: Path | None) -> str:
-    """Returns USER:PASSWORD of the file, of FLOWER_BASIC_AUTH, or generated. Raises UsageError."""
+    """Returns USER:PASSWORD from the file or FLOWER_BASIC_AUTH, or generated. Raises UsageError."""
     if password_file is None:
         if os.environ.get(AUTH):
             return os.environ[AUTH]

@@ -111,7 +111,7 @@ def restore(redis_url: options.RedisUrl = None) -> None:
 
 @contextmanager
 def _as_operator() -> Iterator[Inviting]:
-    """Yields an Inviting of the operator. Converts errors of Redis into ProoflineError."""
+    """Yields an Inviting with the operator's Redis user. Redis errors become ProoflineErrors."""
     settings = load_settings()
     try:
         with connect(settings) as redis:

@@ -29,7 +29,7 @@ class Sender:
     gapless: bool = False  # True if all nonces of a sequence must come
 
     def missing(self) -> list[int]:
-        """Returns the missing nonces between the lowest and highest; none unless `gapless`.
+        """Returns the missing nonces between the lowest and highest; [] unless `gapless`.
 
         Each of N nodes computes every N-th nonce. N is not in payloads, so it is the greatest
         common divisor of the nonces' differences.
@@ -60,7 +60,7 @@ class Receipts:
         self.n_faults = 0
 
     def take(self, path: str, body: dict[str, Any]) -> Receipt:
-        """Records a payload. Raises ValueError if the body is none of a round or job."""
+        """Records the payload posted to `path`. Raises ValueError if its nonces are malformed."""
         payload_id, nonces = body.get("payload_id"), _nonces_of(body)
         name, number = _origin(body, payload_id)
         sender = self.senders.setdefault(name, Sender(name))
@@ -97,7 +97,7 @@ class Receipts:
 
 
 def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | None]:
-    """Returns the name of a payload's round or job, and the payload's number in a round."""
+    """Returns (name of the payload's round or job, number of the payload in a round or None)."""
     if "request_id" in body:
         return f"job {body['request_id']}", None
     numbered = re.fullmatch(r"(.+)-(\d+)", payload_id or "")

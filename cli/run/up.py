@@ -123,7 +123,7 @@ def check_is_free(data_dir: Path) -> None:
 
 
 def ignored_variables(names: Iterable[str]) -> str | None:
-    """Returns a sentence about variables that Proofline ignores, such as MLNode's, or None."""
+    """Returns a sentence that names the variables that Proofline ignores; None if none is."""
     ours = {f"POC_{field.upper()}" for field in Settings.model_fields} | {"GONKA_METRICS"}
     found = sorted(
         name

@@ -181,7 +181,7 @@ def workers(
 def with_span(
     engine_options: EngineOptions, hosts: int, rank: int, head: str | None
 ) -> EngineOptions:
-    """Returns the options with this host's part in an engine of several hosts."""
+    """Returns the options, with this host's rank if an engine spans several hosts."""
     if hosts == 1:
         if rank or head is not None:
             raise UsageError("--rank and --head are for an engine over several hosts: say --hosts.")
@@ -215,7 +215,7 @@ def places_of(
 
 
 def watch_workers(follower: Follower, admission: Admission | None) -> None:
-    """Waits for a failure and raises it: ShutOutError for a revoked host, else WorkersError."""
+    """Waits until this host is revoked (ShutOutError) or all its workers failed (WorkersError)."""
     while (why := follower.failure()) is None:
         if admission is not None:
             admission.check()

@@ -33,7 +33,7 @@ class WorkersError(ProoflineError):
 
 @dataclass
 class Fleet:
-    """Supervised workers, named host1/gpu0-1 or host1/cpu0. Can be started only once."""
+    """This machine's supervised workers, named host1/gpu0-1 or host1/cpu0. Cannot be restarted."""
 
     host: str
     command: Callable[[], list[str]]
@@ -79,7 +79,7 @@ class Fleet:
             self.stages.ready(name)
 
     def stop(self) -> None:
-        """Stops all workers after their running work, and waits until they have ended."""
+        """Lets all workers finish their running work, and waits until the workers have ended."""
         for child in self.children:
             child.request_stop()
         for child in self.children:
@@ -96,7 +96,7 @@ class Fleet:
 
     @property
     def means(self) -> str:
-        """A text about this fleet: number of workers, GPUs, and self-tests' speed."""
+        """A text with the number of workers, their GPUs, and the speed in their self-tests."""
         gpus = [place.get("CUDA_VISIBLE_DEVICES") for place in self.environments]
         where = f"GPU {' and '.join(filter(None, gpus))}" if any(gpus) else "the CPU"
         speed = self.stages.speed
@@ -131,12 +131,12 @@ class Fleet:
 
     @property
     def is_serving(self) -> bool:
-        """True once every worker was ready. Ignores given-up workers, unless all are given up."""
+        """True once all workers that are not given up have been ready. False if none is left."""
         kept = [child for child in self.children if child.gave_up is None]
         return bool(kept) and all(child.was_ready for child in kept)
 
     def reason(self) -> str | None:
-        """Returns in one line why all workers have failed; None unless all have failed."""
+        """Returns one line that says why all workers have failed; None unless all have failed."""
         if self.failure() is None:
             return None
         log = self.children[0].tail
@@ -149,7 +149,7 @@ class Fleet:
         )
 
     def failure(self) -> str | None:
-        """Returns why no worker is left, with the end of a log; None while one is left."""
+        """Returns why no worker is left, with the end of a log; None while a worker is left."""
         if not self.children or any(child.gave_up is None for child in self.children):
             return None
         last = self.children[-1]
@@ -175,7 +175,7 @@ def with_tail(message: str, child: processes.Child) -> str:
 
 
 def telling_lines(log: Sequence[str]) -> list[str]:
-    """Returns the last lines of a log, after earlier error lines, of which one names the cause."""
+    """Returns a log's last lines, after earlier error lines, which may name the cause."""
     earlier, end = log[:-ERROR_TAIL_LINES], list(log[-ERROR_TAIL_LINES:])
     causes = list(dict.fromkeys(line for line in earlier if log_patterns.ERROR.search(line)))[
         -ERROR_CAUSES:

@@ -1,8 +1,8 @@
-"""Runs the deployed model on this machine: stops workers of another model, starts its own.
+"""Runs the deployed model on this machine: stops workers of another model, starts new ones.
 
-`proofline up` and `workers` have one Follower each. It reads the deployment's record in Redis every
-LOOK_S seconds, and reports this host's state there. While Redis is unavailable, the workers stay as
-they are.
+`proofline up` and `workers` have one Follower each. The Follower reads the deployment's record in
+Redis every LOOK_S seconds, and writes this host's state to Redis. While Redis is unavailable, the
+workers stay as they are.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def key(self) -> tuple[bool, int]:
-        """Identifies the plan's workers: plans with different keys need other workers."""
+        """Identifies the plan's workers. A plan with another key needs other workers."""
         return self.own, 0 if self.own else self.engines
 
 
@@ -70,7 +70,8 @@ class Plan:
 class Follower:
     """Runs the workers of the node's deployment on this host. Can be started only once.
 
-    `begin` reads the deployment; its errors end the command. Then a thread reads it repeatedly.
+    `begin` reads the deployment for the first time, and its errors end the command. Then a thread
+    reads the deployment repeatedly.
     """
 
     store: DeploymentStore
@@ -104,7 +105,7 @@ class Follower:
 
     @property
     def fleet(self) -> Fleet | None:
-        """The current workers, even if they are stopping or have failed; None without any."""
+        """The current workers, even if they are stopping or have failed; None if there are none."""
         return self._fleet
 
     @property
@@ -120,11 +121,11 @@ class Follower:
         )
 
     def failure(self) -> str | None:
-        """Returns why all workers of --model have failed; None if not, or for another model."""
+        """Returns why all workers of --model failed; None if not, or if another model runs."""
         return self._fleet.failure() if self._fleet is not None and self.runs_cli_model else None
 
     def begin(self) -> None:
-        """Starts the deployment's workers, and the threads that follow it and report sensors.
+        """Starts the workers, and the threads that follow the deployment and report sensors.
 
         Raises RedisError, or ProoflineError if this host cannot run the command's --model.
         """
@@ -154,7 +155,7 @@ class Follower:
             self._fleet.kill()
 
     def look(self) -> None:
-        """Starts or stops workers as the record says, and reports this host's state.
+        """Reads the deployment, starts or stops workers accordingly, and reports this host's state.
 
         Raises RedisError if Redis is unavailable; the workers then stay as they are.
         """
@@ -200,7 +201,7 @@ class Follower:
     def _unless_lost(
         self, record: deployments.DeploymentRecord | None
     ) -> deployments.DeploymentRecord | None:
-        """Returns the record; if Redis has lost it (FLUSHALL), restores the last known one."""
+        """Returns the record. If Redis has lost it (FLUSHALL), restores the last known record."""
         known = self._known
         if known is not None and (record is None or record.generation < known.generation):
             if self.store.restore(known, self.host):
@@ -233,14 +234,14 @@ class Follower:
             return Plan(generation, None, engines, why_not=f"nobody can read it: {error!r}")
 
     def _fails(self, generation: int) -> bool:
-        """Returns True if the plan has failed, and a newer deployment lets it begin again."""
+        """Returns True if the current plan failed, and the new `generation` requires a retry."""
         is_newer = self._plan is not None and self._plan.generation != generation
         return self._error is not None and is_newer
 
     def _loading_plan(self, record: deployments.DeploymentRecord | None) -> Plan | None:
         """Returns the current plan if it still loads and was cancelled less than KEPT_S ago.
 
-        Loading then continues, in case the same model is deployed again.
+        Returns None otherwise. Loading continues, in case the same model is deployed again.
         """
         plan, now = self._plan, time.monotonic()
         if (
@@ -350,13 +351,13 @@ class Follower:
 def deployed_options(wanted: deployments.Deployment, defaults: EngineOptions) -> EngineOptions:
     """Returns the engine options with which this host runs a deployment.
 
-    `defaults`: the command's options, for what the deployment leaves open; with a --model, without
-    parallelism, memory and dtype, which were chosen for that model. Other engines than vLLM use
-    only a deployment's model and dtype.
+    `defaults`: the command's options, used where the deployment sets nothing. If they name a
+    --model, their parallelism, memory and dtype are not used, because they were chosen for that
+    model. Engines other than vLLM use only a deployment's model and dtype.
 
-    Raises ProoflineError if the model is not here, or an argument is not allowed. This host checks
-    the arguments again: any client with a worker's Redis password can write a deployment, and must
-    not be able to run code here.
+    Raises ProoflineError if the model is not on this host, or an argument is not allowed. This host
+    checks the arguments again: any client with a worker's Redis password can write a deployment,
+    and must not be able to run code on this host.
     """
     of_model = set(ModelOptions.model_fields) if defaults.model else {"model", "served_model_name"}
     said = wanted.model_dump(exclude_unset=True, exclude={"left_out"})
@@ -382,7 +383,7 @@ def _memory() -> tuple[int, int] | None:
 def happenings(
     before: Sequence[WorkerPlace], now: Sequence[WorkerPlace]
 ) -> Iterator[tuple[str, str]]:
-    """Yields (worker's name, text) for each worker that ended or got ready between two reports."""
+    """Yields (worker's name, text) for workers that ended or became ready between two reports."""
     earlier = {place.name: place for place in before}
     for place in now:
         was = earlier.get(place.name)

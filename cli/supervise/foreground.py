@@ -47,14 +47,14 @@ def stopped_by_signals(command: str) -> Iterator[None]:
 
 
 def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
-    """Makes the next SIGINT, SIGTERM or SIGHUP call `kill`, while processes are stopping."""
+    """Prints `what_stops`, and makes the next SIGINT, SIGTERM or SIGHUP call `kill`."""
     note(f"{what_stops}; a second Ctrl-C does not wait for them")
     for number in STOP_SIGNALS:
         signal.signal(number, lambda _number, _frame: kill())
 
 
 class LabelledLog:
-    """Writes all processes' logs, labelled with their names, to the stderr of its creation."""
+    """A log function that writes each line to stderr, labelled with the name of its process."""
 
     def __init__(self, where: str | None = None) -> None:
         """`where`: a sentence for the operator that says why the logs are on stderr."""
@@ -74,7 +74,7 @@ class LabelledLog:
 
 
 class QuietLog:
-    """Writes the logs of all processes to files, and repeats warnings and errors on stderr."""
+    """A log function that writes lines to one file per process, and warnings also to stderr."""
 
     def __init__(self, folder: LogFolder) -> None:
         self.where = f"the processes' logs are in {folder.path}; --verbose shows them here"
@@ -89,10 +89,11 @@ class QuietLog:
 
 @contextmanager
 def logs_of_children(verbose: bool, parent: Path | None = None) -> Iterator[QuietLog | LabelledLog]:
-    """Yields the function that takes child processes' log lines: a QuietLog below `parent`.
+    """Yields the function that logs the output lines of child processes.
 
-    With `verbose`, or without a writable folder, a LabelledLog. A ProoflineError that is raised in
-    the context gets the files' path.
+    The function is a QuietLog that writes to files below `parent` (None: the user's state folder).
+    It is a LabelledLog if `verbose` is True or if no files can be written. If a ProoflineError
+    leaves the context, the path of the log files is added to its text.
     """
     folder = why = None
     try:

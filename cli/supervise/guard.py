@@ -39,7 +39,7 @@ def prctl(option: int, argument: int) -> None:
 
 
 def start(command: list[str], report_fd: int) -> int:
-    """Starts `command` in a new process group. Reports its pid, or an error and exits with 127."""
+    """Starts `command` in a new process group, and reports its pid. Exits with 127 on failure."""
     guard_pid = os.getpid()
     failed_read, failed_write = os.pipe()  # close-on-exec: end of file means that exec worked
     pid = os.fork()
@@ -68,7 +68,7 @@ def start(command: list[str], report_fd: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Returns the pids of all descendants of `root`, with orphans that the guard adopted."""
+    """Returns the pids of all descendants of `root`, including orphans that the guard adopted."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -89,7 +89,7 @@ def descendants(root: int) -> list[int]:
 
 
 def reap() -> dict[int, int]:
-    """Returns {pid: exit code} of all children that have ended; 128 + N if killed by signal N."""
+    """Reaps all ended children. Returns {pid: exit code}; 128 + N means killed by signal N."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -103,7 +103,7 @@ def reap() -> dict[int, int]:
 
 
 def kill_all(group: int) -> dict[int, int]:
-    """Kills the group and all descendants. Returns their exit codes after KILL_WAIT_S at most."""
+    """Kills the group and all descendants. Returns {pid: exit code}, after KILL_WAIT_S at most."""
     ended: dict[int, int] = {}
     deadline = time.monotonic() + KILL_WAIT_S
     while time.monotonic() < deadline:

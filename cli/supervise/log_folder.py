@@ -14,7 +14,7 @@ _LOCK = "in-use"
 
 
 class LogFolder:
-    """A folder for one command's logs, each of which has a predecessor NAME.log.1. Thread-safe."""
+    """A folder for one command's logs. The previous log of NAME.log is NAME.log.1. Thread-safe."""
 
     def __init__(self, parent: Path | None = None) -> None:
         """Creates the folder in `parent` (None: the user's state folder). Raises OSError."""
@@ -44,7 +44,7 @@ class LogFolder:
         return bool(self._files)
 
     def fresh(self, name: str) -> Path:
-        """Creates an empty log file: worker-gpu0-1.log for host1/gpu0-1; keeps the old as .1."""
+        """Creates an empty log file for a process, and renames an existing one to NAME.log.1."""
         _, slash, slot = name.rpartition("/")
         path = self.path / f"{'worker-' if slash else ''}{slot}.log"
         if path.exists():

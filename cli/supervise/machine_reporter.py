@@ -17,7 +17,7 @@ _LOOK_S = 1.0  # most seconds to wait for a driver's events before checking for 
 
 @dataclass
 class MachineReporter:
-    """A thread that reports sensors every TELL_S, so that a hung driver blocks nothing else."""
+    """A thread that reports sensors every TELL_S seconds. A hung driver blocks only this thread."""
 
     store: DeploymentStore
     host_id: str

@@ -18,14 +18,14 @@ class AddressError(UsageError):
 
 
 def reserve_port(host: str, port: int) -> int:
-    """Returns `port`, or a free one for 0, if a server can listen there. Raises AddressError."""
+    """Returns `port`, or a free port if it is 0. AddressError if a server cannot listen there."""
     with bound(host, port) as probe:
         chosen: int = probe.getsockname()[1]
     return chosen
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Returns a bound socket; port 0: any free one. Raises AddressError if it is unavailable."""
+    """Returns a socket bound to `host` and `port` (0: any free port). Raises AddressError."""
     if not 0 <= port <= 65535:
         raise AddressError(f"A port is a number from 0 to 65535, not {port}.")
     try:

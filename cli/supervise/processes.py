@@ -1,6 +1,7 @@
 """Child processes that are restarted after crashes, and that end when the supervisor ends.
 
-Each runs under a guard (`guard.py`), which works even after the supervisor's SIGKILL.
+Each child runs under a guard process (`guard.py`), which ends the child even after the supervisor
+was killed by SIGKILL.
 """
 
 import contextlib
@@ -99,7 +100,7 @@ class Child:
         self._thread.start()
 
     def request_stop(self) -> None:
-        """Sends SIGTERM; SIGKILL follows after the grace period, or at the second call."""
+        """Sends SIGTERM. SIGKILL follows after the grace period, or if this is called again."""
         self._stop.set()
         with self._lock:
             if self._guard is not None:
@@ -166,7 +167,7 @@ class Child:
             self._ended.set()
 
     def _last_words(self, code: int) -> str:
-        """Returns ": " and a failed start's last error line; "" if there is none."""
+        """Returns ": " and the last error line of a run that never got ready; "" without one."""
         if self._ready_at is not None:
             return ""
         telling = self.spec.telling
@@ -188,7 +189,7 @@ class Child:
         self.was_ready, self._ready_at = True, time.monotonic()
 
     def _run_once(self) -> int | None:
-        """Runs the command once. Returns its exit code; None if it was stopped before."""
+        """Runs the command once. Returns its exit code; None if a stop was requested earlier."""
         report_read, report_write = os.pipe()
         with self._lock:
             if self._stop.is_set():
@@ -264,7 +265,7 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """Describes an exit code in words; above 128 or below 0, a signal killed the process."""
+    """Describes an exit code in words. A code above 128 or below 0 means killed by a signal."""
     number = -code if code < 0 else code - 128
     if number > 0:
         try:
@@ -284,7 +285,7 @@ def command_of_proofline(*arguments: str) -> list[str]:
 def environment_of_proofline(
     overrides: Mapping[str, str], without: Collection[str] = ()
 ) -> dict[str, str]:
-    """Returns a child's environment: this process's, except `without`, plus `overrides`.
+    """Returns a child's environment: this process's variables, except `without`, and `overrides`.
 
     Extends PYTHONPATH so that the child can import Proofline's packages.
     """

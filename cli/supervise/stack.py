@@ -130,7 +130,7 @@ class Stack:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
-        """Starts all processes. Returns when Redis answers; API and engines may still start.
+        """Starts all processes. Returns when Redis answers; API and engines may still be starting.
 
         An error, such as StackError, AddressError or RedisServerError, leaves no process running.
         """
@@ -207,7 +207,7 @@ class Stack:
         raise StackError(with_tail(message, slow[0]) if slow else message)
 
     def _missing(self, client: httpx.Client) -> str:
-        """Returns what is not ready yet, or "". Announces how long the API took to start."""
+        """Returns what is not ready yet; "" if all is ready. Announces the API's start-up time."""
         if self.waits_for_a_model and client.get("/api/v1/pow/status").status_code == 200:
             return ""
         ready = client.get("/ready")
@@ -240,7 +240,7 @@ class Stack:
 
     @property
     def redis_pid(self) -> int | None:
-        """The pid of the stack's own Redis; None for another Redis, or if it does not run."""
+        """The pid of the Redis that the stack started; None if there is none or it does not run."""
         return self._redis.pid if self._redis else None
 
     def log_tail(self, name: str, lines: int = ERROR_TAIL_LINES) -> list[str]:

@@ -12,10 +12,10 @@ FIRST_WAIT_S = 60.0
 
 
 class StartStages:
-    """Follows the start of `n` workers by their logs, and announces each stage. Thread-safe.
+    """Measures each stage of `n` workers' start from their logs, and announces it. Thread-safe.
 
-    A stage ends when all workers have begun a later stage, and stays ended; a restart begins only
-    the current stage's time again.
+    A stage ends for good when all workers have begun a later stage. If a worker is restarted, only
+    the time of the current stage begins again.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StartStages:
             self._reach(worker, len(self._order))
 
     def wait(self) -> None:
-        """Announces a long stage, after FIRST_WAIT_S and at doubling intervals. Call it often."""
+        """Announces a long stage: after FIRST_WAIT_S, then at doubling intervals. Call it often."""
         with self._lock:
             waited_s = self._clock() - self._since
             if not self.is_over and waited_s >= self._next_word_s:
@@ -60,7 +60,7 @@ class StartStages:
 
     @property
     def speed(self) -> str:
-        """A text with all workers' speed in their self-tests; "" if none reported one."""
+        """A text with the sum of the workers' speeds in their self-tests; "" if none is known."""
         with self._lock:
             found = list(self._speeds.values())
         if not found:

@@ -22,14 +22,14 @@ OnProgress = Callable[[int, int], None]  # (nonces done, all nonces)
 class AsyncClient:
     """A client of one node's API. It can be shared by several tasks.
 
-    A call is retried for `patience_s` seconds if the API requests it (429 or 503 with Retry-After),
-    or if repeating is safe. `on_wait` is called before each retry, with the error and the seconds
-    until the retry. Calls to a url at which nothing has ever answered fail at once, except
-    `wait_ready`.
+    A call is retried for `patience_s` seconds if the API requests a retry (429 or 503 with
+    Retry-After), or if repeating the call is safe. `on_wait` is called before each retry, with the
+    error and the seconds until the retry. Calls to a url at which nothing has ever answered fail at
+    once, except `wait_ready`.
 
-    `url`: http://host:port or host:port; by default PROOFLINE_URL, or port 8000 of this machine.
-    UrlError if it is invalid. `api_key`: by default POC_API_KEY. `transport`: replaces the network
-    in tests. All methods that send a call raise ApiError.
+    `url`: http://host:port or host:port; by default PROOFLINE_URL, or port 8000 of this machine. An
+    invalid url raises UrlError. `api_key`: by default POC_API_KEY. `transport`: replaces the
+    network in tests. All methods that send a call raise ApiError.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class AsyncClient:
 
         `body`: GenerateBody, DecodeBody or a dict with the same fields; a single node may omit
         block_height, node_id and node_count. ApiError if the body is invalid (422), if the model
-        cannot compute the job (409), or if the queue is full (429). Sent once, unless the API
-        requests a retry.
+        cannot compute the job (409), or if the queue is full (429). The job is sent once, unless
+        the API requests a retry.
         """
         answer = await self.call(calls.submit(body))
         return answer.request_id
@@ -106,7 +106,7 @@ class AsyncClient:
         """Computes artifacts on the node, and waits for the result (see `submit` and `wait`).
 
         `artifacts` are dicts with `nonce` and `vector_b64` (k_dim float16 numbers in base64),
-        `excluded_nonces` are those whose hidden state was not finite.
+        `excluded_nonces` are the nonces whose hidden state was not finite.
         """
         return await self.run(body, ArtifactResult, on_progress)
 
@@ -119,7 +119,7 @@ class AsyncClient:
     ) -> ValidationResult:
         """Validates artifacts on the node, and waits for the verdict (see `submit` and `wait`).
 
-        `body`: the body that would compute the artifacts. `artifacts`: one for each nonce, as
+        `body`: the body of a job that computes the artifacts. `artifacts`: one for each nonce, as
         `generate` returns them. `stat_test`: the criteria for fraud; None for the API's defaults.
         Fraud raises no error: `fraud_detected` of the result is then True.
         """
@@ -128,7 +128,7 @@ class AsyncClient:
         )
 
     async def cancel(self, request_id: str) -> bool:
-        """Cancels a job. Returns False if the job had ended. ApiError (404) for an unknown job."""
+        """Cancels a job. Returns False if the job has ended. ApiError (404) for an unknown job."""
         answer = await self.call(calls.cancel(request_id))
         return answer.cancelled
 
@@ -140,7 +140,7 @@ class AsyncClient:
         """Starts a round, which runs until `stop`. Jobs for the same model wait during the round.
 
         `body`: ArtifactRoundBody or a dict with the same fields, see `submit`. ApiError if a round
-        is running (409), or if the model cannot compute it (409), or if the body is invalid (422).
+        is running or the model cannot compute this round (409), or if the body is invalid (422).
         """
         await self.call(calls.start_round(body))
 
@@ -155,7 +155,8 @@ class AsyncClient:
     async def wait_ready(self, timeout_s: float) -> list[str]:
         """Waits until the node is ready, even if it has not been started yet. Returns its models.
 
-        ApiError after `timeout_s`, or at once if waiting cannot help, as without an API key.
+        ApiError after `timeout_s`, or at once if waiting cannot help, for example if the API key is
+        missing.
         """
         ends_at = time.monotonic() + timeout_s
         while True:
@@ -184,9 +185,9 @@ class AsyncClient:
     ) -> None:
         """Deploys a model on all hosts, and returns at once (see `deployment`). Ends the round.
 
-        `model`: a name on the Hugging Face hub, a shipped model's, or a directory on each host.
-        `dtype`: auto, bfloat16, float16 or float32. `additional_args`: arguments of `vllm serve`.
-        ApiError if an argument is refused (400, 422).
+        `model`: a name on the Hugging Face hub, a shipped model's name, or a directory on each
+        host. `dtype`: auto, bfloat16, float16 or float32. `additional_args`: arguments of `vllm
+        serve`. ApiError if an argument is refused (400, 422).
         """
         await self.call(calls.deploy(model, dtype, additional_args))
 
@@ -198,8 +199,8 @@ class AsyncClient:
         """Sends a call, and returns its answer. All other methods use this method.
 
         `patience_s`: seconds for retries; None for the client's default. ApiError if the API
-        refuses the call (`status` is the HTTP status), does not answer (None), or answers in
-        another form.
+        refuses the call, does not answer, or sends an unexpected answer. The error's `status` is
+        the HTTP status; None without an answer.
         """
         patience = Patience(self._patience_s if patience_s is None else patience_s)
         while True:

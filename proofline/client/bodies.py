@@ -17,7 +17,7 @@ Body = BaseModel | Mapping[str, Any]
 
 
 class Place(BaseModel):
-    """The block height, and the node's id among all nodes. By default the node is the only node."""
+    """The fields for block height, node id and number of nodes. By default there is one node."""
 
     block_height: Count = 0
     node_id: Count = 0
@@ -25,22 +25,22 @@ class Place(BaseModel):
 
 
 class GenerateBody(Place, artifact.GenerateBody):
-    """The body of a job of artifacts, or of their validation."""
+    """The body of a job that computes or validates artifacts."""
 
 
 class ArtifactRoundBody(Place, artifact.ArtifactRoundBody):
-    """The body of a round of artifacts, which are sent to {url}/generated."""
+    """The body that starts a round of artifacts. The node sends these to {url}/generated."""
 
 
 class DecodeBody(Place, decode.DecodeBody):
-    """The body of a job of chains, or of their validation."""
+    """The body of a job that computes or validates decode proofs."""
 
 
 def as_json(body: Body | None) -> Any:
-    """Returns a body as JSON, without unset fields, for which the API has defaults."""
+    """Returns a body as JSON values, without unset fields, for which the API has defaults."""
     return body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
 
 
 def placed(body: Body) -> dict[str, Any]:
-    """Returns a body as JSON, with the defaults of Place."""
+    """Returns a body as a dict of JSON values, with the defaults of Place for missing fields."""
     return {**Place().model_dump(), **as_json(body)}

@@ -53,7 +53,8 @@ def validation(
 ) -> Document:
     """Returns the body of a job that validates `artifacts`.
 
-    `body`: that of a job that computes them. `stat_test`: the criteria for fraud, if any.
+    `body`: the body of a job that computes the artifacts. `stat_test`: the criteria for fraud, if
+    any.
     """
     validation = {"artifacts": list(map(dict, artifacts))}
     terms = {} if stat_test is None else {"stat_test": as_json(stat_test)}

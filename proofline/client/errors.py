@@ -1,4 +1,4 @@
-"""The client's errors, and the texts of the API's refusals."""
+"""The client's errors, and the conversion of the API's error details to text."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ class UrlError(ProoflineError):
 
 
 class ApiError(ProoflineError):
-    """The API refused a request, was not reached, or answered in an unknown form."""
+    """The API refused a request, was not reached, or sent an unexpected answer."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class ApiError(ProoflineError):
 
 
 class JobFailedError(ProoflineError):
-    """A job ended without a result."""
+    """A job ended without a result, because it failed or was cancelled."""
 
 
 def describe_detail(detail: Any) -> str:
-    """Returns the `detail` (parsed JSON) of an API's error as one line of text."""
+    """Converts the field `detail` of the API's error bodies to one line of text."""
     if isinstance(detail, str):
         return detail
     if isinstance(detail, list):

@@ -25,7 +25,8 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 def base_url(url: str | None) -> str:
     """Returns a node's url: adds http://, and removes slashes and /api/v1/pow from the end.
 
-    `url`: None for PROOFLINE_URL, or DEFAULT_URL. UrlError if the url is invalid.
+    `url`: None for the variable PROOFLINE_URL or, without it, DEFAULT_URL. UrlError if the url is
+    invalid.
     """
     url = os.environ.get("PROOFLINE_URL", DEFAULT_URL) if url is None else url
     whole = url if "://" in url else f"http://{url}"
@@ -54,7 +55,7 @@ def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
 
 
 def read(call: Call[T], base: str, answer: httpx.Response) -> T:
-    """Returns the answer. ApiError if the API refused the call, or if the type is wrong."""
+    """Converts an HTTP answer to the call's type. ApiError if refused or of another type."""
     try:
         document = answer.json()
     except ValueError:
@@ -82,7 +83,7 @@ def read_as(model: type[T], document: dict[str, Any]) -> T:
 
 
 def result_in(document: dict[str, Any], request_id: str) -> bool:
-    """Returns whether `document` is a completed job's result. Raises JobFailedError."""
+    """Returns True if `document` is a completed job's result. JobFailedError if the job failed."""
     status = document.get("status")
     if status in ("failed", "cancelled"):
         why = f": {document['error']}" if document.get("error") else ""
@@ -99,7 +100,7 @@ def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def n_nonces_of(result: dict[str, Any]) -> int | None:
-    """Returns a finished job's number of nonces; None if its result does not have it."""
+    """Returns the number of nonces of a completed job; None if the result does not contain it."""
     if "n_total" in result:
         return int(result["n_total"])
     artifacts, excluded = result.get("artifacts"), result.get("excluded_nonces") or []

@@ -23,7 +23,7 @@ class Patience:
         self._tries = 0
 
     def pause_s(self, error: ApiError, is_repeatable: bool, waits_for_start: bool) -> float:
-        """Returns the seconds until the retry of a call. Raises `error` if it must not be retried.
+        """Returns the seconds until the call is retried. Raises `error` if it must not be retried.
 
         `is_repeatable`: see Call. `waits_for_start`: True to retry if nothing listens at the
         address, because the node is possibly restarting. False if the address is possibly wrong.
@@ -48,7 +48,7 @@ def _pause_s(
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Returns the seconds of a Retry-After header: a number or an HTTP date; else None."""
+    """Converts a Retry-After header (a number or an HTTP date) to seconds; None if not possible."""
     if header is None:
         return None
     if header.strip().isdecimal():
