@@ -1,4 +1,4 @@
-"""Describes in OpenAPI the request bodies that routes parse themselves (api/bodies.py)."""
+"""Adds to OpenAPI the request bodies that routes parse themselves (api/bodies.py)."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -71,7 +71,7 @@ _SECURITY = {
 def json_body(
     bodies: Mapping[str, type[JobBody] | type[RoundBody] | type[BatchBody]],
 ) -> dict[str, Any]:
-    """Returns the `openapi_extra` of a route whose JSON body is one of `bodies`, by scheme."""
+    """Returns a route's `openapi_extra`. `bodies`: pydantic models of its body, by scheme name."""
     refs = [{"$ref": _REF.format(model=body.__name__)} for body in bodies.values()]
     examples = {
         name: example for body in bodies.values() for name, example in body.examples.items()
@@ -83,7 +83,7 @@ def json_body(
 def json_examples(
     description: str, examples: dict[str, dict[str, Any]], model: Any
 ) -> dict[str, Any]:
-    """Returns a value for one status in a route's `responses`, with several JSON examples."""
+    """Returns the entry for one status in a route's `responses`, with several JSON examples."""
     return {
         "model": model,
         "description": description,
@@ -92,7 +92,10 @@ def json_examples(
 
 
 def describe(app: FastAPI, bodies: list[type[BaseModel]], without_key: Collection[str]) -> None:
-    """Makes the app serve /openapi.json with `bodies`, errors and keys (not for `without_key`)."""
+    """Makes the app serve /openapi.json with `bodies`, errors and API keys.
+
+    `without_key`: the paths that need no API key.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -130,7 +133,7 @@ def _with_retry_after(responses: dict[str, Any]) -> dict[str, Any]:
 
 
 def _serve_as_bytes(app: FastAPI) -> None:
-    """Replaces FastAPI's route for /openapi.json by one that serializes the document only once."""
+    """Replaces FastAPI's route for /openapi.json by a route that serializes the document once."""
     assert app.openapi_url is not None
     content = cache(lambda: json.dumps(app.openapi(), separators=(",", ":")).encode())
 

@@ -1,4 +1,4 @@
-"""Reads this machine's Hugging Face cache. An unreadable model does not affect the others."""
+"""Reads this machine's Hugging Face cache. An unreadable model does not affect other models."""
 
 import os
 import shutil
@@ -60,7 +60,7 @@ class ModelCache:
         return self.path / (_PREFIX + hf_repo.replace("/", "--"))
 
     def stage(self, hf_repo: str, hf_commit: str | None) -> Stage:
-        """Returns whether the cache has a model or revision completely, partially or not at all."""
+        """Returns whether the cache has all, some or no files of a model (or of one revision)."""
         try:
             revisions = self.revisions(hf_repo, hf_commit)
         except BrokenModelError:
@@ -86,7 +86,7 @@ class ModelCache:
         return f"HF_HUB_OFFLINE forbids to ask the hub for {hf_repo}; {self.here(hf_repo)}."
 
     def here(self, hf_repo: str) -> str:
-        """Returns a phrase with the names of all cached revisions of a model."""
+        """Returns a phrase for error texts that names all cached revisions of a model."""
         try:
             names = [one.name for one in self.revisions(hf_repo, None, all_of_them=True)]
         except BrokenModelError as error:
@@ -116,7 +116,7 @@ class ModelCache:
     ) -> list[Revision]:
         """Returns the cached revisions of a model that match `hf_commit` (a commit, branch or tag).
 
-        If `hf_commit` is None, returns `main`, or all revisions if there is no `main`.
+        If `hf_commit` is None, returns the revision `main`, or all revisions if there is no `main`.
         `all_of_them`: returns all revisions. BrokenModelError if the folder cannot be read.
         """
         folder = self.folder(hf_repo)
@@ -152,7 +152,7 @@ class ModelCache:
         return sum(1 + _size(path) for path in begun)
 
     def delete(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Deletes a model or one revision; False if there was none. CacheError if it remains."""
+        """Deletes a model or revision. Returns False if it was not cached. May raise CacheError."""
         folder = self.folder(hf_repo)
         try:
             if hf_commit is None:
@@ -178,7 +178,7 @@ class ModelCache:
         return bool(wanted)
 
     def space(self) -> DiskSpace:
-        """Returns the cache's size and its disk's free space. CacheError if it cannot be read."""
+        """Returns the cache's size and the free disk space. CacheError if it cannot be read."""
         path = self.path
         used = sum(
             _size(os.path.join(folder, name))
@@ -245,7 +245,7 @@ def _blobs(repo: Path, revisions: list[Revision]) -> set[str]:
 
 
 def _remove(path: str | Path) -> bool:
-    """Deletes a file, link or folder. Returns False if it did not exist. OSError if it remains."""
+    """Deletes a file, link or folder. Returns False if it did not exist. OSError if this fails."""
     if not os.path.lexists(path):
         return False
     if os.path.isdir(path) and not os.path.islink(path):

@@ -42,10 +42,10 @@ class Deploying:
     _jobs: JobStore
 
     def deploy(self, body: DeployBody) -> int:
-        """Makes all hosts start a model, and ends old work. Returns the new generation.
+        """Makes all hosts start a model. Ends the round and all jobs of the model before.
 
-        BodyError if a vLLM argument is not allowed. HTTPException 409 if a model runs or starts,
-        503 if there is no host.
+        Returns the deployment's generation number. BodyError if a vLLM argument is not allowed.
+        HTTPException 409 if a model runs or starts, 503 if there is no host.
         """
         trusted = self._settings.trusted
         try:
@@ -65,12 +65,14 @@ class Deploying:
         return generation
 
     def withdraw(self, keeps: bool) -> int:
-        """Makes all hosts stop the model. Returns the generation. `keeps`: see DeploymentStore."""
+        """Makes all hosts stop the model. Ends the round and all jobs. Returns the deployment's
+        generation number. `keeps`: True if engines that are loading are kept for a while.
+        """
         self._end_work()
         return self._deployments.withdraw(keeps)
 
     async def until_served(self, request: Request, generation: int) -> Response | Done:
-        """Waits until a host serves the model. HTTPException 500 if it fails or after SERVE_S."""
+        """Waits until a host serves the model. HTTPException 500 on failure, or after SERVE_S."""
         deadline = time.monotonic() + SERVE_S
         while time.monotonic() < deadline:
             status = await to_thread.run_sync(self._deployments.status)
@@ -97,7 +99,7 @@ class Deploying:
     async def until_gone(
         self, generation: int, clock: Callable[[], float] = time.monotonic
     ) -> Done:
-        """Waits until hosts have ended their engines. HTTPException 500 after _GONE_S."""
+        """Waits until all hosts have ended their engines. HTTPException 500 after _GONE_S."""
         deadline = clock() + _GONE_S
         while True:
             status = await to_thread.run_sync(self._deployments.status)

@@ -45,7 +45,7 @@ def main(name: str, task_id: str) -> None:
 
 
 def fetch(download: downloads.Download) -> str | None:
-    """Downloads the files of a model that vLLM loads. Returns an error text; None without error."""
+    """Downloads the files that vLLM loads from a model. Returns an error text, None on success."""
     cache = ModelCache()
     try:
         _fetch(download, cache)
@@ -105,7 +105,7 @@ def _fetch(download: downloads.Download, cache: ModelCache) -> None:
 
 
 def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
-    """Raises CacheError if the disk has too little space for those of `files` that are missing."""
+    """Raises CacheError if the disk has too little space for the missing files among `files`."""
     blobs = cache.folder(repo) / "blobs"
     needs = sum(
         file.size

@@ -43,14 +43,14 @@ class BrokenModelError(ProoflineError):
 
 
 def printable(name: str) -> str:
-    """Escapes the bytes of a file's name that are no UTF-8, which JSON cannot have."""
+    """Escapes the bytes of a file's name that are not UTF-8, because JSON cannot contain them."""
     return name.encode(errors="backslashreplace").decode()
 
 
 def chosen(names: Collection[str]) -> tuple[set[str], str]:
-    """Selects the weight files that vLLM loads, and returns them with their index.
+    """Returns the names of the weight files that vLLM loads, and the name of their index file.
 
-    The index need not exist; its name is "" if the weights' format has none.
+    The index file need not exist. Its name is "" if the weights' format has no index.
     """
     for pattern, index in _FORMS[_CONFIGS[1] not in names :]:
         found = {
@@ -64,7 +64,7 @@ def chosen(names: Collection[str]) -> tuple[set[str], str]:
 
 
 def small(names: Collection[str]) -> set[str]:
-    """Selects the files besides the weights: configuration, tokenizer, templates, code, index."""
+    """Returns the files that vLLM loads besides weights: configuration, tokenizer, code, index."""
     others = {index for _, index in _FORMS} - {chosen(names)[1]}
     return {
         name
@@ -75,7 +75,7 @@ def small(names: Collection[str]) -> set[str]:
 
 
 def missing(folder: Path) -> list[str]:
-    """Returns the files that a folder lacks. BrokenModelError if one of its files is unreadable."""
+    """Returns the names of the files that a model's folder lacks. May raise BrokenModelError."""
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -102,7 +102,7 @@ def missing(folder: Path) -> list[str]:
 
 
 def indexed(path: Path) -> set[str]:
-    """Returns the weight files that an index names. BrokenModelError if it is no index."""
+    """Returns the weight files that an index lists. BrokenModelError if `path` is no index."""
     named = parsed(path).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise BrokenModelError(f"{path} is no index of weights")
@@ -124,14 +124,12 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def _has(path: Path) -> bool:
-    """Returns True if a file exists and is not empty. BrokenModelError as of `_size`."""
+    """Returns True if a file exists and is not empty. Raises BrokenModelError as `_size` does."""
     return os.path.lexists(path) and _size(path) > 0
 
 
 def _size(path: Path) -> int:
-    """Returns a file's size in bytes. BrokenModelError if the path is a dangling link, a folder or
-    no file.
-    """
+    """Returns a file's size in bytes. BrokenModelError if `path` is no readable regular file."""
     try:
         found = path.stat()
     except OSError as error:

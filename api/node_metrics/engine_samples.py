@@ -1,4 +1,4 @@
-"""Extracts the samples of schema v1 from the metrics of an engine's vLLM."""
+"""Extracts the samples that the network's schema v1 lists from the metrics of a vLLM engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SERVED = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 class Series(NamedTuple):
-    """One series of an engine's metrics, without `model_name` and `replica`."""
+    """A time series of an engine's metrics, without its labels `model_name` and `replica`."""
 
     family: str
     name: str  # the family's name, with a histogram's suffix
@@ -38,7 +38,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """The series that an engine reports, without their values."""
+    """The time series that an engine reports, without their values."""
 
     series: tuple[Series, ...]
 
@@ -56,7 +56,7 @@ class EngineSamples:
 def samples_of(text: str) -> EngineSamples:
     """Parses an engine's metrics, in Prometheus' text format, to series of schema v1.
 
-    If two engines behind one server report the same series, keeps only the first engine's.
+    If two engines behind one server report the same series, keeps only that of the first engine.
     """
     heads, values = [], []
     # By family: most are not in the schema, and parsing them would take most of the time.
@@ -71,7 +71,7 @@ def samples_of(text: str) -> EngineSamples:
 
 @lru_cache(maxsize=256)
 def _shape(heads: tuple[str, ...]) -> Shape:
-    """Parses sample lines without their values. Cached, because only values change."""
+    """Parses sample lines that lack their values. Cached, because only values change."""
     found: dict[tuple[str, str], Series] = {}
     for place, head in enumerate(heads):
         name, _, named = head.partition("{")
@@ -84,7 +84,7 @@ def _shape(heads: tuple[str, ...]) -> Shape:
 
 
 def shown_name(model: str) -> str:
-    """Returns a model's name for the metrics: of a path only the last part (privacy)."""
+    """Returns a model's name for the metrics. Only the last part of a path is shown (privacy)."""
     if _SERVED.fullmatch(model) and not model.startswith((".", "~")):
         return model
     return re.sub(r"[^\w.-]", "_", PurePath(model).name, flags=re.ASCII)
@@ -131,6 +131,6 @@ def _bounds(shapes: Iterable[Shape], family: str) -> list[str]:
 
 
 def _evenly(bounds: list[str], n: int) -> set[str]:
-    """Returns at most `n` of the bounds, evenly chosen and including the last."""
+    """Returns at most `n` of the bounds, evenly spaced and including the last bound."""
     step = -(-len(bounds) // n)
     return set(bounds[::-1][::step]) if bounds else set()

@@ -36,9 +36,9 @@ class EngineReadings:
         self._late: set[str] = set()
 
     async def read(self, workers: Sequence[WorkerRecord]) -> dict[str, Reading]:
-        """Fetches all workers' metrics. Returns the last reading by worker id, if there is one.
+        """Fetches all workers' metrics. Returns the last metrics of each worker, by worker id.
 
-        An engine that does not answer within DEADLINE_S keeps its earlier reading.
+        An engine that does not answer within DEADLINE_S keeps its earlier metrics, if any.
         """
         ids = {worker.id for worker in workers}
         self._forget(

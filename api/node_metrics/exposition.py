@@ -18,12 +18,12 @@ Lines = dict[str, list[str]]
 
 
 def line(name: str, labels: str, value: str) -> str:
-    """Formats one sample. `labels`: without braces."""
+    """Formats a sample as a line. `labels`: the text between the braces."""
     return f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
 
 
 def labels(**named: str | int) -> str:
-    """Formats labels without braces, in the order of the arguments. Escapes their values."""
+    """Formats labels as text without braces, in the order of the arguments. Escapes the values."""
     return ",".join(f'{name}="{str(value).translate(_ESCAPED)}"' for name, value in named.items())
 
 
@@ -33,7 +33,7 @@ def number(value: float) -> str:
 
 
 def text(lines: Mapping[str, Sequence[str]]) -> str:
-    """Formats families in the order of families.ALL. Omits and logs those beyond the limits."""
+    """Formats families in the order of families.ALL. Omits and logs families over the limits."""
     blocks: list[str] = []
     n_series = n_bytes = 0
     left_out: list[str] = []

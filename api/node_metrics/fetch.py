@@ -1,7 +1,7 @@
 """Fetches metrics from a worker's vLLM, over a new connection for each request.
 
-httpx searches all connections of a client for each request: of 64 workers that takes several times
-as long as everything else.
+Does not use httpx, which searches all connections of a client for each request. With 64 workers
+this search takes several times as long as everything else.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _PIECE = 256 * 1024
 
 
 class FetchError(Exception):
-    """A worker did not answer, or its answer has no metrics."""
+    """A worker did not answer, or its answer contains no metrics."""
 
 
 async def fetch(worker: WorkerRecord) -> str:
-    """Returns a worker's metrics as text. FetchError if it does not return them in time."""
+    """Returns a worker's metrics as text. FetchError if the worker fails or answers too late."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(worker.chat_host, worker.port)

@@ -1,4 +1,4 @@
-"""Formats the last sensor readings of the node's GPUs and hosts as samples."""
+"""Formats the last sensor readings of the node's GPUs and hosts as Prometheus samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
 
 
 class CpuShares:
-    """The CPU use of each host between two scrapes. At the first scrape there is none."""
+    """Computes each host's CPU use between two scrapes. The first scrape has no CPU use."""
 
     def __init__(self) -> None:
         self._times: dict[str, CpuTimes] = {}  # by host, at the last scrape
@@ -19,7 +19,7 @@ class CpuShares:
     def since_last(self, machine: MachineFigures) -> dict[str, float]:
         """Returns the host's shares (0 to 1) of busy and stolen CPU time since its previous report.
 
-        Empty at the first report; the same shares again if the host has not reported since.
+        Returns {} for the first report, and the same shares again until the host reports again.
         """
         now, before = machine.cpu, self._times.get(machine.host)
         if now is None or before == now:
@@ -36,7 +36,7 @@ class CpuShares:
 
 
 def machine_samples(machines: Sequence[MachineFigures], cpu: CpuShares) -> Lines:
-    """Returns the samples of all hosts and GPUs, with numbers instead of private names."""
+    """Returns the samples of all hosts and GPUs, with indices instead of their private names."""
     lines: Lines = {}
     gpus: dict[str, tuple[int, GpuFigures]] = {}
     for index, machine in enumerate(machines):

@@ -35,7 +35,7 @@ class Node(NamedTuple):
 
 
 class Page:
-    """Renders and caches the answer of /api/v1/metrics. For one event loop."""
+    """Renders and caches the answer of /api/v1/metrics. Runs on one event loop."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Page:
         self._making: asyncio.Task[None] | None = None
 
     async def text(self) -> bytes:
-        """Returns the answer, at most `fresh_s` seconds old. RedisError without Redis."""
+        """Returns the answer, at most `fresh_s` seconds old. RedisError if Redis is away."""
         if time.monotonic() - self._made_at > self._fresh_s:
             if self._making is None or self._making.done():
                 self._making = asyncio.create_task(self._make())
@@ -99,7 +99,7 @@ def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> by
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
-    """Returns the Unix time of an engine's data: of its last progress if it hangs."""
+    """Returns the Unix time of an engine's metrics. For a hung engine: of its last progress."""
     since = worker.stats.get("engine_still_since")
     return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at
 
@@ -117,7 +117,7 @@ def _about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lin
 
 
 def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> str:
-    """Returns the sample with one model's settings: the first engine's, and the deployment's."""
+    """Returns the sample with a model's settings, from its first engine and the deployment."""
     model, info = engines[0].model, engines[0].info
     has_limits = info is not None and engines[0].engine == "vllm"
     wanted: dict[str, Any] = {}  # explicitly requested values; a host's defaults may differ

@@ -15,7 +15,7 @@ from poc_core.state.registry import WorkerRegistry
 
 
 def check_receiver(url: str | None, settings: Settings, field: str = "url") -> None:
-    """Raises BodyError if POC_CALLBACK_ALLOW forbids the url. `field`: its field in the body."""
+    """Raises BodyError if POC_CALLBACK_ALLOW forbids `url`. `field`: the name of its JSON field."""
     if url is None:
         return
     try:
@@ -59,7 +59,7 @@ def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False
 
 
 def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
-    """Checks a proof spec against the model's limits. HTTPException 409 if one is exceeded."""
+    """Raises HTTPException 409 if a proof spec exceeds a limit of the model."""
     asked = contract_of(spec.scheme).limits(spec, info)
     fields = {name: (wanted, most) for name, (wanted, most) in asked.items() if wanted > most}
     if fields:
@@ -68,7 +68,7 @@ def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
 
 
 def _mismatch(message: str, fields: Mapping[str, tuple[Any, Any]]) -> HTTPException:
-    """Returns HTTPException 409. `fields`: the requested and the deployed values, by name."""
+    """Returns HTTPException 409. `fields`: (requested value, deployed value), by field name."""
     return HTTPException(
         409,
         {

@@ -20,7 +20,7 @@ _PIPELINED = 100
 class Dispatcher:
     """Sends wake-up messages to the workers of a model. Thread-safe.
 
-    Only logs a failure of the broker, because stored work is also found by polling.
+    If the broker fails, only logs the error, because workers also find stored work by polling.
     """
 
     def __init__(self, settings: Settings) -> None:

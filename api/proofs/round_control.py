@@ -32,7 +32,7 @@ class RoundControl:
     _dispatcher: Dispatcher
 
     def start(self, body: RoundBody, state: RoundState) -> list[WorkerRecord]:
-        """Checks and stores a round, and wakes the workers if it generates. Returns ready workers.
+        """Checks and stores a round. A generating round wakes workers. Returns the ready workers.
 
         HTTPException 409 if another round is generating; other errors as in `_admitted`.
         """
@@ -47,7 +47,7 @@ class RoundControl:
         return ready
 
     def switch(self, state: RoundState) -> None:
-        """Sets the round's state, and wakes workers. HTTPException 400 if there is no round."""
+        """Sets the round's state. GENERATING wakes workers. HTTPException 400 without a round."""
         current = self._rounds.current()
         if current is None:
             raise HTTPException(400, "No round was initialised; send POST /init first.")
@@ -59,7 +59,7 @@ class RoundControl:
             self._dispatcher.wake_each(current.config.model, ids)
 
     def stop(self) -> int:
-        """Stops the round, drops failing callbacks, and returns how many jobs it cancelled."""
+        """Stops the round and drops failing callbacks. Returns how many jobs it cancelled."""
         current = self._rounds.current()
         if current is not None:
             self._rounds.switch(current, RoundState.STOPPED)
@@ -67,7 +67,7 @@ class RoundControl:
         return self._jobs.cancel_queued()
 
     def status_of(self, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
-        """Returns /status's fields about the round. `first`, `most`: see RoundStore.reported."""
+        """Returns /status's fields about the round. `first`, `most`: as in RoundStore.reported."""
         record = seen.round.record if seen.round is not None else None
         state, stats = record.state if record is not None else RoundState.IDLE, self.stats_of(seen)
         return {
@@ -79,7 +79,7 @@ class RoundControl:
         }
 
     def stats_of(self, seen: Overview) -> dict[str, Any]:
-        """Returns the figures of the current or last round; before the first, of all jobs."""
+        """Returns counters and rates of the last round; of all jobs before the first round."""
         limit_bytes = self._settings.outbox_max_bytes
         n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
         record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})
@@ -130,7 +130,7 @@ class RoundControl:
         first: int | None,
         most: int,
     ) -> dict[str, Any]:
-        """Returns the scheme's own fields of /status; before the first round, all schemes'."""
+        """Returns /status's scheme-specific fields: of the round's scheme, else of all schemes."""
         if record is None:
             return {k: v for one in contracts() for k, v in one.status_without_round.items()}
         contract = contract_of(record.config.spec.scheme)
@@ -143,7 +143,7 @@ class RoundControl:
 
 
 def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
-    """Returns the round that a body requests. BodyError or HTTPException if it is refused."""
+    """Returns the configuration of a requested round. BodyError or HTTPException if refused."""
     spec = body.spec()
     info = deployed_limits(body.served_model or _only_model(workers), workers, for_round=True)
     check_limits(info, spec)
@@ -155,7 +155,7 @@ def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> R
 
 
 def _only_model(workers: WorkerRegistry) -> str:
-    """Returns the only served model, for older clients. HTTPException 409 or 503 otherwise."""
+    """Returns the only served model, for clients that name none. Else HTTPException 409 or 503."""
     live = sorted({worker.model for worker in workers.live()})
     models = live or sorted(workers.known_models())
     if not models or (len(models) > 1 and not live):

@@ -1,4 +1,4 @@
-"""Answers with a job's result: at once, or once the job has ended (`wait: true`)."""
+"""Sends a job's result to the client: at once, or once the job has ended (`wait: true`)."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ _JSON = "application/json"
 
 
 def result_response(jobs: JobStore, job_id: str) -> Response | None:
-    """Returns a completed job's result, or None if it has expired. Call it in a thread."""
+    """Returns a completed job's result; None if it has expired. Blocks: call it in a thread."""
     answer = jobs.result(job_id)
     if answer is None:
         return None
@@ -37,7 +37,7 @@ def result_response(jobs: JobStore, job_id: str) -> Response | None:
 
 
 class InlineJobs:
-    """Counts and serves requests that wait for the end of their job, up to a limit."""
+    """Counts and answers the requests that wait until their job has ended, up to a limit."""
 
     def __init__(self, settings: Settings, jobs: JobStore, rounds: RoundStore) -> None:
         self.limit = settings.max_waiting_requests
@@ -48,7 +48,7 @@ class InlineJobs:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """Counts one more waiting request, until `leave`. HTTPException 429 if too many wait."""
+        """Counts a request as waiting until `leave` is called. HTTPException 429 at the limit."""
         with self._lock:
             if self.n_waiting >= self.limit:
                 raise unavailable(
@@ -64,12 +64,12 @@ class InlineJobs:
             self.n_waiting -= 1
 
     async def answer_when_ended(self, request: Request, job_id: str) -> Response:
-        """Waits for the end of a job counted by `enter`, and returns its result. Blocks no thread.
+        """Waits until a job counted by `enter` has ended. Returns its result. Blocks no thread.
 
-        Calls `leave` at the end. HTTPException 503 if the job has too few values for a verdict, or
-        has made no progress for POC_GENERATE_CHUNK_TIMEOUT_SEC; then the job is cancelled, so that
-        a repeated request does not compute it twice. 500 if the job failed otherwise, 409 if the
-        job was cancelled.
+        Calls `leave` at the end. HTTPException 503 if the job has too few values for a verdict, 500
+        if it failed for another reason, 409 if it was cancelled. 503 also if the job has made no
+        progress for POC_GENERATE_CHUNK_TIMEOUT_SEC; the job is then cancelled, so that a repeated
+        request does not compute it twice.
         """
         request.scope[BODY_DONE]()
         try:
@@ -103,7 +103,7 @@ class InlineJobs:
     def _look(self, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
         """Returns the job's record, and a tuple that changes when the job makes progress.
 
-        A wait for chat or for a round's end counts as progress. None if Redis lost the job.
+        Waiting for chat or for a round's end is progress. The record is None if Redis lost the job.
         """
         record = self._jobs.read(job_id)
         if record is None:

@@ -23,7 +23,7 @@ Read = Callable[[], Sections]
 
 
 class Live:
-    """The node's state in named sections, read every second while a page follows the stream."""
+    """Reads the node's state each second while pages are open, and streams it to these pages."""
 
     def __init__(self, pause_s: float = PAUSE_S, longest_s: float = LONGEST_S) -> None:
         self._pause_s = pause_s
@@ -43,8 +43,8 @@ class Live:
     async def follow(self, begin: Callable[[], Read]) -> AsyncGenerator[bytes]:
         """Yields server-sent events: first all sections, then the sections that changed.
 
-        A slow page skips intermediate states, but always gets the latest one. `begin`: called if no
-        other page follows; returns a function that reads all sections, which runs in a thread.
+        A slow page skips intermediate states, but always gets the latest one. `begin`: called when
+        the first page opens; returns the function that reads all sections, which runs in a thread.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._longest_s
@@ -89,7 +89,7 @@ class Live:
 
 
 def _read(read: Read) -> dict[str, str]:
-    """Reads the sections and returns each as JSON; after an exception, a section `problem`."""
+    """Returns the JSON of all sections, by name; after an exception, of a section `problem`."""
     try:
         return _texts(read())
     except Exception as error:  # a bug: the pages show it, and the next reading may work

@@ -18,7 +18,7 @@ _Outcome = tuple[Any, Exception | None]
 
 @dataclass
 class _Turn:
-    """The reads of one event loop: the reads requested next, and the task that runs reads."""
+    """The state of one event loop: the reads requested next, and the task that runs reads."""
 
     asked: dict[Hashable, tuple[Callable[[], Any], asyncio.Future[_Outcome]]] = field(
         default_factory=dict
@@ -27,13 +27,13 @@ class _Turn:
 
 
 class Together:
-    """Lets concurrent requests share a read, if the read began after the request."""
+    """Lets concurrent requests share a read. A request gets no read that began before it."""
 
     def __init__(self) -> None:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
 
     async def get(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Returns the result of `read`, called once in a thread for all requests of `key`."""
+        """Returns the result of `read`, run once in a thread for all waiting requests of `key`."""
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(loop, _Turn())
         if key not in turn.asked:

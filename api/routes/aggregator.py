@@ -21,7 +21,7 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"], responses=examples.RED
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, round_control: deps.Control) -> dict[str, Any]:
-    """Works like /api/v1/pow/init/generate. The workers share the nonces."""
+    """Works like /api/v1/pow/init/generate. The workers divide the nonces among them."""
     body = await bodies.round_body(request, bodies.round_bodies())
     workers = await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return {
@@ -37,10 +37,10 @@ async def init_generate(request: Request, round_control: deps.Control) -> dict[s
 def status(
     overviews: deps.Overviews, round_control: deps.Control, health: deps.Health
 ) -> dict[str, Any]:
-    """Returns GENERATING or IDLE if all workers are, MIXED if not, NO_BACKENDS without workers.
+    """Returns `status` GENERATING or IDLE if all workers agree, MIXED if their states differ.
 
-    Returns GENERATING too, with a `reason`, for 10 minutes while a round's only worker is being
-    replaced.
+    Without a ready worker: NO_BACKENDS, but GENERATING with a `reason` for 10 minutes while a
+    round's only worker is being replaced.
     """
     seen = overviews.read()
     current = seen.round.record if seen.round is not None else None
@@ -59,14 +59,14 @@ def status(
 
 @router.post("/inference/pow/stop", summary="Stop the round and cancel the jobs")
 def stop(round_control: deps.Control, workers: deps.Workers) -> dict[str, Any]:
-    """Works like /api/v1/pow/stop; answers with one entry for each ready worker."""
+    """Works like /api/v1/pow/stop. Returns one entry for each ready worker."""
     round_control.stop()
     results = [{"port": backend_number(worker), "status": "stopped"} for worker in workers.ready()]
     return {"status": "OK", "results": results, "errors": None}
 
 
 def backend_number(worker: WorkerRecord) -> int:
-    """Returns a number by which aggregators identify a worker's process: its port, or a hash."""
+    """Returns the number by which aggregators identify a worker: its port, or a hash of its id."""
     return worker.port or 10_000 + zlib.crc32(worker.id.encode()) % 50_000
 
 

@@ -1,6 +1,6 @@
 """Serves web pages: the console (/console) with its data, and the API's reference (/docs, /redoc).
 
-The console's page needs no key; its data and the reference do.
+The console's page needs no key. The console's data and the reference need one.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ async def console(request: Request) -> Response:
 
 @router.get("/console/")
 async def console_with_slash() -> Response:
-    """Redirects to /console: the page's links are relative to /console, without a slash."""
+    """Redirects to /console, because the page's links are relative to the path without a slash."""
     return RedirectResponse("../console")
 
 
@@ -64,7 +64,7 @@ async def reference_file(name: str, request: Request) -> Response:
 async def events(
     live: deps.Live, begin: Annotated[Callable[[], View], deps.provided("view")]
 ) -> Response:
-    """Streams the node's state as server-sent events: all sections, then the changed sections."""
+    """Streams the node's state as server-sent events: all sections first, then changed ones."""
     if live.followers >= MOST_PAGES:
         raise unavailable(f"{MOST_PAGES} pages of the console are open already; close some.")
     return _Events(live, begin)
@@ -74,7 +74,7 @@ async def events(
 async def history(
     together: deps.Together, history: deps.History, health: deps.Health, step: int = min(STEPS)
 ) -> JSONResponse:
-    """Returns the history's last 180 steps of `step` seconds each, for the console's charts."""
+    """Returns chart data: the last 180 time steps of the history, each `step` seconds long."""
     if step not in STEPS:
         known = ", ".join(map(str, STEPS))
         raise HTTPException(422, f"There is no history by {step} s: steps have {known} s.")
@@ -108,7 +108,7 @@ def work(work_id: str, works: TheWork) -> JSONResponse:
 
 @router.get("/api/v1/console/worker")
 def worker(name: str, deployments: deps.Deployments, workers: deps.Workers) -> JSONResponse:
-    """Returns the last lines of a worker's log, and its counters."""
+    """Returns the last lines of a worker's log, and the worker's counters."""
     lines = [
         line
         for host in deployments.logs()

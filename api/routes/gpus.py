@@ -1,4 +1,4 @@
-"""/api/v1/gpu: the node's GPUs as reported by NVML (mlnode's paths)."""
+"""/api/v1/gpu: the node's GPUs as reported by NVML. The paths are those of MLNode."""
 
 from functools import partial
 
@@ -20,9 +20,9 @@ class Gpus(BaseModel):
 
 @router.get("/devices", summary="List the node's GPUs")
 def devices(gpus: deps.Gpus, workers: deps.Workers) -> Gpus:
-    """Lists each GPU once: those of the API's machine, then those in the heartbeats of other hosts.
+    """Lists each GPU once: first the GPUs of the API's machine, then those of other machines.
 
-    `index` counts all of them. Empty without a GPU.
+    `index` is the GPU's position in this list. The list is empty if there is no GPU.
     """
     found: dict[str, Gpu] = {}
     for machine in _machines(gpus, workers):
@@ -34,7 +34,7 @@ def devices(gpus: deps.Gpus, workers: deps.Workers) -> Gpus:
 
 @router.get("/driver", summary="Show the versions of the GPU driver")
 def driver(gpus: deps.Gpus, workers: deps.Workers) -> GpuDriver:
-    """The driver of the API's machine, or of the first host that has one; null without a GPU."""
+    """Returns the driver of the API's machine, or of the first host that has one; else null."""
     return next(
         (machine.driver for machine in _machines(gpus, workers) if machine.driver is not None),
         GpuDriver(),

@@ -1,4 +1,4 @@
-"""Health for the network node, supervisors, load balancers and Prometheus; the clock."""
+"""Health checks for the network node, supervisors and load balancers; Prometheus metrics; clock."""
 
 import time
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ TheMetrics = Annotated[Collector, deps.provided("metrics")]
 
 @router.get("/livez", summary="Check that the API runs")
 async def livez() -> answers.Health:
-    """Always answers 200, also without Redis and workers: restarting the API repairs neither."""
+    """Always answers 200, even without Redis and workers: restarting the API repairs neither."""
     return answers.Health()
 
 
@@ -34,7 +34,7 @@ async def livez() -> answers.Health:
 )
 def health(overviews: deps.Overviews, reader: deps.Health) -> answers.EngineHealth:
     """Answers 200 while a ready worker's engine makes progress, or while the node waits for its
-    first deployment; else 503. Supervisors use /livez.
+    first deployment; else 503. Supervisors should use /livez instead.
 
     Also answers 200, with a `reason`, for 10 minutes while a round's only worker is being replaced.
     """
@@ -59,7 +59,7 @@ _READY: dict[str, Any] = {
 @router.get("/readyz", **_READY)
 @router.get("/ready", **_READY)
 def ready(reader: deps.Health) -> answers.Ready | JSONResponse:
-    """Answers 200 if Redis answers and a worker is ready, else 503 with Retry-After and why.
+    """Answers 200 if Redis answers and a worker is ready, else 503 with Retry-After and reasons.
 
     Also answers 200 while a round's only worker is being replaced, like /health.
     """
@@ -85,9 +85,9 @@ def _waits_for_its_first_deployment(seen: Overview) -> bool:
 
 @router.get("/api/v1/clock", summary="Read this machine's clock", status_code=204)
 async def clock() -> Response:
-    """Returns the times of request (X-Server-Recv-Ns) and answer (X-Server-Send-Ns).
+    """Returns when the request arrived (X-Server-Recv-Ns) and was answered (X-Server-Send-Ns).
 
-    Unix time in nanoseconds. Needs no key.
+    Both are Unix times in nanoseconds. Needs no key.
     """
     received = time.time_ns()
     response = Response(status_code=204, headers={"X-Server-Recv-Ns": str(received)})
@@ -108,6 +108,6 @@ async def clock() -> Response:
     },
 )
 def metrics(request: Request, node: TheMetrics) -> Response:
-    """Returns figures of round, outbox, jobs, workers and chat, from any API process."""
+    """Returns metrics of the round, outbox, jobs, workers and chat. Each API process can answer."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(node), headers={"content-type": content_type})

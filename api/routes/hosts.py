@@ -1,6 +1,6 @@
 """/api/v1/hosts: joining a new host with the token of `proofline hosts invite`.
 
-The host shows the token's id; neither the token nor a password is ever sent to the API.
+The host sends only the token's id. The API never receives the token or a password.
 """
 
 from fastapi import APIRouter, HTTPException, Request
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"], responses=examples.RE
 def join(
     request: Request, rates: deps.Rates, invitations: deps.Invitations, events: deps.Events
 ) -> SealedOffer:
-    """Returns, only once, the sealed settings for a worker host. Authorization: Bearer ID."""
+    """Returns a worker host's signed settings, once per token (Authorization: Bearer TOKEN_ID)."""
     peer = _peer(request, rates)
     try:
         invitation, offer = invitations.take(_token_id(request), peer)
@@ -36,7 +36,7 @@ def join(
 def standing(
     request: Request, rates: deps.Rates, invitations: deps.Invitations, health: deps.Health
 ) -> answers.HostStanding:
-    """Reports whether the token can still be used, or where it was used. Changes nothing."""
+    """Returns whether the token can still be used, or where it was used. Changes nothing."""
     _peer(request, rates)
     try:
         found = invitations.find(_token_id(request))

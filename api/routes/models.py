@@ -1,4 +1,4 @@
-"""/api/v1/models: the models in this machine's Hugging Face cache (mlnode's paths)."""
+"""/api/v1/models: models in this machine's Hugging Face cache. The paths are those of MLNode."""
 
 import time
 from typing import Annotated, Literal
@@ -99,9 +99,9 @@ def status(model: HubModel, downloads: deps.Downloads, cache: deps.Cache) -> One
     "/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS
 )
 def download(model: HubModel, downloads: deps.Downloads, cache: deps.Cache) -> Task:
-    """Starts a process that survives the API; a repeated download continues the earlier one.
+    """Starts a download, which continues if the API restarts. Resumes an incomplete download.
 
-    409 during a download of this model or with HF_HUB_OFFLINE; 429 during three other downloads.
+    409 while this model is downloaded or HF_HUB_OFFLINE is set; 429 during three other downloads.
     """
     if cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
         return Task(task_id="", status="DOWNLOADED", model=model)
@@ -132,7 +132,7 @@ def delete(
     deployments: deps.Deployments,
     workers: deps.Workers,
 ) -> Deleted:
-    """Deletes the model; without hf_commit, all of its revisions.
+    """Deletes a revision of the model from disk; without hf_commit, all of its revisions.
 
     409 if a worker serves the model or a file cannot be deleted; 404 if the model is not on disk.
     """

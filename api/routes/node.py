@@ -34,7 +34,8 @@ def state(
     workers: deps.Workers,
     settings: deps.Settings,
 ) -> answers.NodeState:
-    """Returns INFERENCE while a model is served, also in a round; else (also in a load) STOPPED."""
+    """Returns INFERENCE while a model is served (also in a round), else STOPPED (also in a load).
+    """
     status, current = deployments.status(), rounds.current()
     ready = sorted({worker.model for worker in workers.ready()})
     if status.hosts:
@@ -55,7 +56,7 @@ def state(
 
 @router.post("/stop", summary="End the round and the engines", responses=examples.STOP_ERRORS)
 async def stop(deploying: deps.Deploying) -> answers.Done:
-    """Answers when the engines have ended. Jobs are cancelled; the round's results are delivered.
+    """Answers once the engines have ended. Cancels all jobs. The round's results are delivered.
 
     Engines that are loading are kept for 120 s; an identical /inference/up uses these engines.
     """
@@ -81,8 +82,9 @@ async def down(deploying: deps.Deploying) -> answers.Done:
 async def up(
     body: DeployBody, request: Request, deploying: deps.Deploying
 ) -> Response | answers.Done:
-    """Answers when one host serves the model; the others follow. If the client disconnects, the
-    deployment continues."""
+    """Answers once one host serves the model; the others follow. If the client disconnects, the
+    deployment continues.
+    """
     generation = await to_thread.run_sync(deploying.deploy, body)
     return await deploying.until_served(request, generation)
 
@@ -102,7 +104,7 @@ def up_async(body: DeployBody, deploying: deps.Deploying) -> answers.Done:
 def up_status(
     overviews: deps.Overviews, deployments: deps.Deployments, health: deps.Health
 ) -> answers.UpStatus:
-    """Returns the `status`: idle, starting, running or failed. `hosts` has each host's status."""
+    """Returns `status` (idle, starting, running or failed), and in `hosts` each host's status."""
     seen = overviews.read()
     status, workers = seen.deployment, seen.workers
     running = [worker for worker in workers if worker.is_ready]
@@ -128,7 +130,7 @@ def up_status(
 
 @router.get("/versions", summary="Show the versions of Proofline and vLLM")
 def versions(deployments: deps.Deployments, settings: deps.Settings) -> answers.Versions:
-    """Returns versions. `version` is Proofline's, as `proofline --version` prints it."""
+    """Returns the versions of vLLM and of Proofline (`version`, as in `proofline --version`)."""
     return answers.Versions(
         version=VERSION,
         vllm_version=deployments.status().vllm_versions or None,

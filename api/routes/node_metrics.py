@@ -1,4 +1,4 @@
-"""/api/v1/metrics, for the network's monitoring."""
+"""/api/v1/metrics: metrics for the network's monitoring."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -19,7 +19,7 @@ VARIABLE = "GONKA_METRICS"
 
 
 def is_on(environment: Mapping[str, str]) -> bool:
-    """Returns whether GONKA_METRICS is `full` or unset, not `off`; else raises SettingsError."""
+    """Returns True if GONKA_METRICS is `full` or unset, False if `off`. May raise SettingsError."""
     chosen = environment.get(VARIABLE, "").strip().lower() or "full"
     if chosen not in ("full", "off"):
         raise SettingsError(f"{VARIABLE}: must be full or off, not {chosen!r}.")
@@ -38,10 +38,10 @@ def is_on(environment: Mapping[str, str]) -> bool:
     },
 )
 async def node_metrics(page: ThePage) -> Response:
-    """Metrics of all ready engines and of the hosts' sensors.
+    """Returns metrics of all ready engines and of the hosts' sensors.
 
-    A silent engine is shown as last seen (mlnode_source_scrape_timestamp_seconds). 404 with
-    GONKA_METRICS=off.
+    For a silent engine, returns its last metrics (mlnode_source_scrape_timestamp_seconds has their
+    time). 404 if GONKA_METRICS=off.
     """
     text = await page.text()
     return Response(text, headers={"content-type": CONTENT_TYPE})

@@ -85,7 +85,7 @@ _TRUE = (True, "true", "1")
 
 
 async def proxy(request: Request, chat: OfChat) -> Response:
-    """Forwards the request to a worker of the body's `model`; see vLLM's documentation."""
+    """Forwards the request to a worker of the body's `model`. vLLM documents the other fields."""
     # The route's own path: a Host header with # or / could change request.url's path.
     return await _pass_on(request, chat, str(request.scope["route"].path))
 
@@ -147,15 +147,15 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
 
 
 async def _called(body: bytes, function: Callable[..., T], *args: Any) -> T:
-    """Calls a function that reads a request's body. A small body is not worth another thread."""
+    """Calls a function that parses `body`: in a thread, or directly if the body is small."""
     if len(body) <= _SMALL_BODY:
         return function(*args)
     return await to_thread.run_sync(function, *args)
 
 
 async def _parsed(content_type: str, body: bytes, chat: Chat) -> dict[str, Any]:
-    """Returns `fields_of` a body. Parsing blocks the rest of this process, so large bodies are
-    parsed one at a time, and each parsing is followed by a pause that lasts as long.
+    """Returns `fields_of` the body. Parsing blocks all other work of this process, so large bodies
+    are parsed one at a time, and each parsing is followed by a pause that lasts as long.
     """
     if len(body) <= prefixes.MAX_BODY:
         return await _called(body, fields.fields_of, content_type, body)
@@ -199,7 +199,7 @@ async def model(request: Request, chat: OfChat, model: str) -> Response:
 
 
 async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.Response | None]:
-    """Returns the entries of workers' /v1/models by model, and the last error answer, if any."""
+    """Asks workers for /v1/models. Returns entries by model, and the last error answer if any."""
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     # vLLM's --api-key
@@ -246,9 +246,9 @@ def _not_served(model: str, path: str) -> Response:
 
 
 def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
-    """Returns the error for a model without a worker: 503 if it could have one soon, else 404.
+    """Returns the error for a model without a ready worker: 503 if it may have one soon, else 404.
 
-    After 503 the network tries another node; for 404 it convicts the executor.
+    After a 503 the network tries another node; for a 404 it convicts the executor.
     """
     if (
         not models

@@ -76,8 +76,8 @@ async def generate(
 ) -> Response | answers.Queued:
     """Queues a job: its nonces are split into batches that all workers of the model compute.
 
-    Everything is checked first. With `wait` the answer is the result. The job continues if the
-    client disconnects.
+    The request is checked completely before. With `wait`, returns the result; the job continues if
+    the client disconnects.
     """
     job_id, job = await admission.submit(await bodies.whole_body(request), client_of(request.scope))
     if job.inline:
@@ -147,7 +147,7 @@ async def status(
     valid_from: ValidFrom = None,
     valid_limit: ValidLimit = MOST_LISTED,
 ) -> Response:
-    """Returns the node's state, which only rounds change, and its workers and queue."""
+    """Returns the node's state, its workers and its queue. Only rounds change the state."""
 
     def read() -> bytes:  # once for all concurrent requests
         seen = overviews.read()
@@ -199,7 +199,7 @@ def _seat(seat: Seat) -> dict[str, Any]:
 def stop(round_control: deps.Control) -> answers.Stopped:
     """Stops the round within one micro-batch; computed values are still delivered.
 
-    Queued jobs are cancelled. Running jobs, and jobs whose client waits (wait=true), are computed;
+    Cancels queued jobs. Running jobs, and jobs whose client waits (wait=true), are still computed;
     DELETE /generate/{request_id} ends one of them. Callbacks that a receiver did not accept in five
     tries in a row are given up.
     """

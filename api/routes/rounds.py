@@ -22,7 +22,7 @@ _PHASED_BODY = json_body(bodies.phased_round_bodies())
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, round_control: deps.Control) -> answers.RoundChanged:
-    """Starts a round, a distance round with `r_target`. The model's workers compute until /stop."""
+    """Starts a round; a distance round if `r_target` is set. Workers compute until /stop."""
     body = await bodies.round_body(request, bodies.round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
@@ -35,7 +35,7 @@ async def init_generate(request: Request, round_control: deps.Control) -> answer
     responses=examples.ROUND_ERRORS,
 )
 async def init(request: Request, round_control: deps.Control) -> answers.RoundChanged:
-    """Stores the round, which runs only after /phase/generate."""
+    """Stores a round without starting it; /phase/generate starts it."""
     body = await bodies.round_body(request, bodies.phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.IDLE)
     return answers.round_changed(RoundState.IDLE)
@@ -48,7 +48,7 @@ async def init(request: Request, round_control: deps.Control) -> answers.RoundCh
     responses=examples.ROUND_ERRORS,
 )
 async def init_validate(request: Request, round_control: deps.Control) -> answers.RoundChanged:
-    """Stores a round for /validate, which checks batches by its r_target and seq_len."""
+    """Stores a validating round, whose r_target and seq_len /validate uses to check batches."""
     body = await bodies.round_body(request, bodies.phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)
@@ -60,7 +60,7 @@ async def init_validate(request: Request, round_control: deps.Control) -> answer
     responses=examples.PHASE_ERRORS,
 )
 def phase_generate(round_control: deps.Control) -> answers.RoundChanged:
-    """Continues where an earlier generation phase of the round ended."""
+    """Starts generating, or continues where the round's earlier generating phase ended."""
     round_control.switch(RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
@@ -71,6 +71,6 @@ def phase_generate(round_control: deps.Control) -> answers.RoundChanged:
     responses=examples.PHASE_ERRORS,
 )
 def phase_validate(round_control: deps.Control) -> answers.RoundChanged:
-    """Workers stop generating within one micro-batch, and serve /validate and jobs."""
+    """Makes workers stop generating within one micro-batch, and serve /validate and jobs."""
     round_control.switch(RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)

@@ -35,8 +35,8 @@ async def validate(
     admission: deps.Admission,
     inline: deps.Inline,
 ) -> Response | dict[str, Any]:
-    """Checks the batch with the validating round's r_target, fraud_threshold, seq_len and
-    randomization.
+    """Checks the batch with the r_target, fraud_threshold, seq_len and randomization of the round
+    that is validating.
 
     The verdict also goes to the round's callback_url.
     """
@@ -52,7 +52,7 @@ async def validate(
 
 
 def _validating_round(rounds: RoundStore, scheme: str) -> RoundConfig:
-    """Returns the current round's configuration. HTTPException 400 unless it validates."""
+    """Returns the configuration of the validating round. HTTPException 400 if there is none."""
     current = rounds.current()
     if current is None or current.config.spec.scheme != scheme:
         raise HTTPException(

@@ -1,1 +1,1 @@
-"""Chats and refusals of this API process, written to Redis for the history and the event log."""
+"""Counts this API process's chats and refused requests, and writes the counts to Redis."""

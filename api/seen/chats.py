@@ -1,4 +1,4 @@
-"""Counts this API process's chats for the node's history, and measures them for Prometheus."""
+"""Counts this API process's chats for the node's history, and times them for Prometheus."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def _histogram(name: str, documentation: str) -> Histogram:
 
 
 class ChatTimes(Collector):
-    """Histograms, by model: seconds from a chat's arrival to its first token and to its end."""
+    """Two histograms per model: seconds from a chat request to its first token, and to its end."""
 
     def __init__(self) -> None:
         self.first_token = _histogram(
@@ -57,7 +57,7 @@ class Chat:
         self._chats.times.whole.labels(self._model).observe(self._seconds())
 
     def failed(self) -> None:
-        """Records that the client gets a 5xx, from a worker or because no worker answered."""
+        """Records that the client gets a 5xx, because a worker failed or no worker answered."""
         self._chats.count(FAILED)
 
     def _seconds(self) -> float:
@@ -91,7 +91,7 @@ class Chats:
             self._counts[field] += 1
 
     def report(self, history: History, second: float) -> None:
-        """Adds the counts since the last report to the history; again after a RedisError."""
+        """Adds the counts since the last report to the history. If this fails, keeps the counts."""
         self._change(0)
         with self._lock:
             whole_ms = int(self._busy_ms)

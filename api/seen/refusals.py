@@ -1,6 +1,6 @@
 """Writes refused requests and used keys to the event log.
 
-The first refusal of a kind is written at once; later ones become one event a minute.
+The first refusal of a kind is written at once. Later refusals become one event per minute.
 """
 
 import threading
@@ -27,7 +27,7 @@ CALLER = "proofline.caller"
 
 @dataclass
 class _Count:
-    """How often one kind of event occurred, its last client, and when it is next reported."""
+    """How often one kind of event occurred, its last client, and when to report this next."""
 
     n: int
     client: str
@@ -35,7 +35,7 @@ class _Count:
 
 
 class Refusals:
-    """Refused requests and used keys since the last report. Thread-safe."""
+    """Counts refused requests and used keys until they are reported. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class Refusals:
         self._count(self._keys, key, client)
 
     def report(self, events: Events) -> None:
-        """Writes the due events to the event log. A RedisError loses those not yet written."""
+        """Writes the due events to the event log. A RedisError loses the events not yet written."""
         for what, told in self._due(self._refused, REFUSALS_S):
             times = f", {told.n} times" if told.n > 1 else ""
             events.note("refused", f"{what}{times}; the last client is {told.client}.")
@@ -80,7 +80,7 @@ class Refusals:
 
 
 class Watch:
-    """Middleware, outside all that refuse requests: records refused requests and used keys."""
+    """Middleware that records refused requests and used keys. Wraps all middleware that refuses."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
