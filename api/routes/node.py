@@ -34,8 +34,7 @@ def state(
     workers: deps.Workers,
     settings: deps.Settings,
 ) -> answers.NodeState:
-    """Returns INFERENCE while a model is served (also in a round), else STOPPED (also in a load).
-    """
+    """Returns INFERENCE if a model is served (also in a round), else STOPPED (also in a load)."""
     status, current = deployments.status(), rounds.current()
     ready = sorted({worker.model for worker in workers.ready()})
     if status.hosts:
