@@ -188,10 +188,10 @@ def chain_table(folder: Path) -> Iterator[str]:
     """Yields for each machine the first differences from the validator's chains, and margins."""
     yield from header(
         "Machine",
-        f"Different, of {N_CHAINS}",
-        "First step, mean",
+        f"Different chains of {N_CHAINS}",
+        "Mean first differing step",
         "Mean margin",
-        "Largest",
+        "Largest margin",
         *(f"% over {limit:g}" for limit in RATE_THRESHOLDS),
     )
     own = read(folder, VALIDATOR.name, "chains")
@@ -222,9 +222,9 @@ def chat_table(folder: Path) -> Iterator[str]:
     yield from header(
         "Executor",
         "Lowest similarity",
-        "Highest",
-        f"Valid of {N_ANSWERS}, calibrated",
-        "Other models",
+        "Highest similarity",
+        f"Valid of {N_ANSWERS} (calibrated models)",
+        f"Valid of {N_ANSWERS} (other models)",
     )
     for name in ANSWERED:
         found = read(folder, name, "judged-answers")

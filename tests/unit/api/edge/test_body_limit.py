@@ -121,7 +121,9 @@ class Sent:
         return 200
 
 
-@pytest.mark.promise("a client whose request bodies never end", "does not block other bodies")
+@pytest.mark.promise(
+    "a client whose request bodies never end", "does not block other requests' bodies"
+)
 async def test_who_holds_all_memory_by_bodies_without_an_end_keeps_no_other_body_out() -> None:
     limit = BodyLimit(reading_app, LARGEST)
     async with AsyncExitStack() as stack:
@@ -134,7 +136,9 @@ async def test_who_holds_all_memory_by_bodies_without_an_end_keeps_no_other_body
         assert await sent[-1].status() == 200  # one was enough
 
 
-@pytest.mark.promise("a client whose request bodies never end", "does not block other bodies")
+@pytest.mark.promise(
+    "a client whose request bodies never end", "does not block other requests' bodies"
+)
 async def test_one_client_has_all_memory_while_nobody_else_sends() -> None:
     limit = BodyLimit(reading_app, LARGEST)
     async with AsyncExitStack() as stack:
