@@ -13,7 +13,8 @@ def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -
     """Returns environment variables that limit the addresses to which callbacks may be sent.
 
     POC_API_PORT: the API's ports, to which no callback may be sent. POC_CALLBACK_ALLOW: forbids
-    callbacks to loopback addresses; left out if `host` is loopback or `env` has the variable.
+    callbacks to loopback addresses. It is left out if `host` is loopback or if `env` already has
+    it.
     """
     settings = {"POC_API_PORT": " ".join(map(str, ports))}
     address = literal_address(host)
@@ -23,7 +24,7 @@ def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -
 
 
 def head_of(text: str) -> tuple[str, int]:
-    """Parses --head, such as "10.0.0.1:7070" or "[fd00::1]:7070", to (host, port). UsageError."""
+    """Parses --head ("10.0.0.1:7070" or "[fd00::1]:7070") to (host, port). Raises UsageError."""
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port

@@ -25,8 +25,9 @@ _ELSEWHERE = ("VLLM_USE_MODELSCOPE", "VLLM_MODEL_REDIRECT_PATH")
 def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
     """Returns (the directory or hub name that the engine loads, the model's name for clients).
 
-    The name for clients is `served_model_name`; if that is None, `model` or a directory's last
-    part. Raises ModelChoiceError for a model that does not exist, or a misspelt shipped model.
+    The name for clients is `served_model_name`. If that is None, the name is `model` or, for a
+    directory, its last part. Raises ModelChoiceError for a model that does not exist, or a misspelt
+    shipped model.
     """
     shipped = shipped_models()
     directory = _directory(model)
@@ -104,8 +105,8 @@ def _here(name: str, revision: str | None) -> str | None:
     """Returns None if the cache contains the revision, otherwise a text about the cache's contents.
 
     One cached file of the revision suffices, because vLLM downloads missing files later. If
-    `revision` is None, any revision suffices; with HF_HUB_OFFLINE only `main`, which vLLM then
-    uses.
+    `revision` is None, any revision suffices. With HF_HUB_OFFLINE only `main` suffices, because
+    vLLM then uses `main`.
     """
     cache, repo = ModelCache(), name.partition(":")[0]
     if revision is None and huggingface_hub.constants.HF_HUB_OFFLINE:

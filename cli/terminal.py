@@ -58,7 +58,7 @@ def stderr_console() -> "Console":
 
 
 def progress_bar(unit: str) -> "Progress":
-    """Returns a progress bar, or ProgressLines for a log. `unit`: what is counted, as "nonces"."""
+    """Returns a progress bar, or ProgressLines in a log. `unit`: what is counted, e.g. "nonces"."""
     from rich import progress
 
     from cli.progress_lines import ProgressLines

@@ -9,7 +9,7 @@ from proofline.client.calls import job_path
 
 
 def place_of(block_hash: str, block_height: int, public_key: str) -> dict[str, Any]:
-    """Returns the fields of a request body that name the block and the node."""
+    """Returns the fields of a job's body that identify the block and the node."""
     return {
         "block_hash": block_hash,
         "block_height": block_height,

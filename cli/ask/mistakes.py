@@ -24,7 +24,7 @@ def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> 
 
 
 def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (description, `body` with one mistake) for each common mistake in inputs."""
+    """Yields (description, `body` with that mistake) for each common mistake in the inputs."""
     stronger = not body["poc_stronger_rng"]
     yield f"poc_stronger_rng {str(stronger).lower()}", body | {"poc_stronger_rng": stronger}
     for seq_len in _USUAL_LENGTHS:
@@ -41,7 +41,7 @@ def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _other_spellings(text: str) -> list[str]:
-    """Returns variants of `text`: with or without 0x, upper, lower, stripped. Likeliest first."""
+    """Returns other spellings of `text`, likeliest first, such as without 0x or in upper case."""
     bare = text.removeprefix("0x").removeprefix("0X")
     other = [bare, f"0x{bare}", text.upper(), text.lower(), bare.upper(), bare.lower()]
     return [one for one in dict.fromkeys([*other, text.strip()]) if one and one != text]

@@ -259,7 +259,7 @@ def watch(
 
 
 def follow(client: Client, interval_s: float) -> Iterator[Document | ApiError]:
-    """Yields the status every `interval_s` until the round ends; during an outage, the ApiError."""
+    """Yields the round's status, or the ApiError of a failed request, until the round ends."""
     answered = time.monotonic()
     while True:
         try:

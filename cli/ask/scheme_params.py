@@ -32,7 +32,7 @@ class OfScheme(NamedTuple):
     ] = None
 
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
-        """Returns True if --scheme is given. Raises UsageError if a value in `flags` is set too."""
+        """Returns whether --scheme is given. Raises UsageError if an option in `flags` is too."""
         if self.scheme is None:
             if self.param:
                 raise UsageError("--param is for --scheme; name the scheme too.")
@@ -80,9 +80,9 @@ def _body(
     """Returns a request body that is valid for `model`, the pydantic model of the scheme's body.
 
     `instead`: end of the UsageError's text if `model` is None, because the scheme has no such
-    request. `common`: fields that are the same in all schemes. `fields`: model, seq_len, batch_size
-    and url (None if not given), which schemes place differently. `params`: the values of --param.
-    Raises UsageError for a missing or unknown parameter.
+    request. `params`: the values of --param. `common`: fields that are the same in all schemes.
+    `fields`: model, seq_len, batch_size and url (None if not given); their position in the body
+    depends on the scheme. Raises UsageError for a missing or unknown parameter.
     """
     if model is None:
         raise UsageError(f"The {contract.name} scheme has no {instead}.")
@@ -120,7 +120,7 @@ def _inner(model: type[BaseModel]) -> set[str]:
 
 
 def _scheme_fields(model: type[BaseModel], inner: set[str]) -> set[str]:
-    """Returns the field names for --param: those that only this scheme has, and that are flat."""
+    """Returns the names that --param may set: fields of this scheme only, and no nested objects."""
     shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
     for base in (requests.JobBody, requests.RoundBody, requests.SequenceRoundBody, requests.Params):
         shared |= set(base.model_fields)

@@ -169,7 +169,7 @@ def validate(
 
 
 def the_one(file: Path | None, artifacts: Path | None) -> Path:
-    """Returns the path from FILE or from the older --artifacts. UsageError for both or none."""
+    """Returns the path in FILE or --artifacts. Raises UsageError unless exactly one is given."""
     named = [path for path in (file, artifacts) if path is not None]
     if len(named) != 1:
         raise terminal.UsageError(
@@ -179,7 +179,7 @@ def the_one(file: Path | None, artifacts: Path | None) -> Path:
 
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
-    """Returns (artifacts, inputs or {}, k_dim or None) from a file. UsageError if it is invalid."""
+    """Returns (artifacts, inputs or {}, k_dim or None) of the file. Raises UsageError."""
     stdin = typer.get_text_stream("stdin") if str(path) == "-" else None
     document = terminal.read_json(path, "give the file that `proofline generate` wrote", stdin)
     if isinstance(document, list):

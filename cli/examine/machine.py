@@ -20,7 +20,7 @@ SOME_DATA_GIB = 10.0
 
 
 def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[Finding]:
-    """Checks disk space for `what`: a problem below `least_gib`, a warning below `some_gib`."""
+    """Checks the free disk space. Below `least_gib` is a problem, below `some_gib` a warning."""
     free = free_disk_bytes(path) / _GIB
     text = f"{free:.1f} GiB are free for {what} ({path})"
     if free < least_gib:

@@ -120,7 +120,7 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
 def room(
     model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
 ) -> Iterator[Finding]:
-    """Checks whether the model fits into one worker's GPUs; without GPUs, into main memory."""
+    """Checks whether the model fits into the memory of one worker's GPUs, or of this machine."""
     weights = weights_bytes(model.folder, dtype) if model.folder else 0
     if not weights:
         return
@@ -149,7 +149,7 @@ def room(
 
 
 def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
-    """Reports whether proofs reflect each layer's output, and known problems of the family."""
+    """Yields findings about the model family: whether proofs reflect layers, known problems."""
     config = model.config
     if not config:
         return

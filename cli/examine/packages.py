@@ -1,4 +1,4 @@
-"""Checks the versions of Python, torch and vLLM, and packages that make their imports fail."""
+"""Checks the versions of Python, torch and vLLM, and packages that break their imports."""
 
 import importlib.util
 import json

@@ -159,7 +159,7 @@ def _clock(client: Redis, settings: Settings, clock: Callable[[], float]) -> Fin
 
 
 def clock_finding(whose: str, skew_s: float, most_s: float = 2.0) -> Finding:
-    """Returns a finding about the difference to another clock, a problem if above `most_s`."""
+    """Returns a finding about a clock difference of `skew_s`: a problem if it exceeds `most_s`."""
     text = f"his host's clock and {whose} differ by {abs(skew_s):.2f} s"
     if abs(skew_s) <= min(_SKEWED_S, most_s):
         return _CLOCK.ok(f"t{text}")

@@ -44,7 +44,7 @@ def sentinels(at: RedisUrl) -> Iterator[Finding]:
 
 
 def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Checks whether the Sentinels name the same primary, and would replace it soon enough."""
+    """Checks that all Sentinels name the same primary, and that their failover is fast enough."""
     primaries = sorted({address((state["ip"], int(state["port"]))) for state in said})
     if len(primaries) > 1:
         yield _SENTINEL.problem(
@@ -71,7 +71,7 @@ def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
-    """Checks the replicas in `info`, the primary's INFO. `needed`: True if none is a problem."""
+    """Checks the replicas in `info`, the primary's INFO. `needed`: True if one is required."""
     found = [value for name, value in info.items() if re.fullmatch(r"slave\d+", name)]
     if not found:
         if needed:

@@ -29,7 +29,7 @@ class Access(BaseModel, frozen=True):
 
 
 def read_access(path: Path) -> Access | None:
-    """Reads a host's access from a file; None without a file. AccessError if it is not private."""
+    """Reads a host's access from a file; None if there is no file. Raises AccessError."""
     path = path.expanduser()
     try:
         with path.open("rb") as file:
@@ -64,7 +64,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_access(path: Path, access: Access) -> None:
-    """Writes the access so that other users can never read the file. AccessError if that fails."""
+    """Writes the access file, unreadable for other users. Raises AccessError if that fails."""
     _write(path.expanduser(), access.model_dump_json(indent=1))
 
 

@@ -98,7 +98,7 @@ class Api:
         )
 
     def join(self, token_id: str) -> SealedOffer:
-        """Exchanges the token for the offer of settings, which the API returns only once."""
+        """Uses up the token: fetches the host's settings, which the API returns only once."""
         return self._read(SealedOffer, "POST", "/api/v1/hosts/join", token_id)
 
     def standing(self, token_id: str) -> HostStanding:

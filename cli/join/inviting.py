@@ -62,7 +62,7 @@ class Inviting:
 
         The warning says that Redis loses the user at its next restart. `redis_url`: returned by
         `address_for_hosts`. `redis_ca`: certificates (PEM). `valid_s`: the token's lifetime in
-        seconds. `env`: variables that the host gets. Raises HostsError if the name is taken.
+        seconds. `env`: the source of the host's settings. Raises HostsError if the name is taken.
         """
         if not _NAME.fullmatch(name):
             raise UsageError(

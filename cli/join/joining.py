@@ -37,7 +37,7 @@ def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
 
 
 def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
-    """Returns the token of --token or --token-file, or None. Removes its variable from `env`."""
+    """Returns the token of --token or --token-file, if any. Removes the token from `env`."""
     env.pop(TOKEN_VARIABLE, None)
     if options.token_file is None:
         return Token.read(options.token) if options.token else None

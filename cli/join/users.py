@@ -69,7 +69,7 @@ class HostUsers:
             self._redis.acl_deluser(user)
 
     def save(self) -> bool:
-        """Makes Redis save its users. Returns False without an aclfile. UsersError if it fails."""
+        """Makes Redis save its users. Returns False if Redis has no aclfile. Raises UsersError."""
         try:
             with _with_advice():
                 self._redis.acl_save()

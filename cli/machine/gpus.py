@@ -33,7 +33,7 @@ def visible_gpus() -> list[str]:
 
 
 def chosen_gpus(text: str) -> list[str]:
-    """Returns the ids of --gpus, which is "all" or such as "0,2". GpuError for unknown GPUs."""
+    """Returns the GPU ids that --gpus names: "all", or ids such as "0,2". Raises GpuError."""
     visible = visible_gpus()
     if text.strip() == "all":
         return visible
@@ -59,7 +59,7 @@ def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
 
 
 def memory_bytes(gpus: Sequence[str]) -> int | None:
-    """Returns the least memory of any of these GPUs, in bytes; None if NVML cannot report it."""
+    """Returns the memory of the smallest of these GPUs in bytes; None if NVML cannot report it."""
     with nvml() as library:
         if library is None:
             return None
@@ -99,7 +99,7 @@ def vllm_needs_cuda() -> bool:
 
 
 def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[str]]:
-    """Returns a group of `group_size` consecutive GPUs for each worker. GpuError if too few."""
+    """Gives each worker a group of `group_size` GPUs. Raises GpuError if there are too few GPUs."""
     needed = workers * group_size
     if needed > len(gpus):
         raise GpuError(
@@ -123,7 +123,7 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
 
 
 def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
-    """Divides the GPUs into as many groups as possible, up to `at_most`. GpuError if into none."""
+    """Makes as many groups of GPUs as possible, up to `at_most`. GpuError if none is possible."""
     count = len(gpus) // group_size
     if not count:
         raise GpuError(

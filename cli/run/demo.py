@@ -131,7 +131,7 @@ def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def row_of(verdict: dict[str, Any], n_mismatch: int, what: str) -> tuple[str, str]:
-    """Returns a verdict's table row. DemoError if the verdict has not `n_mismatch` mismatches."""
+    """Returns a verdict's table row. Raises DemoError unless exactly `n_mismatch` mismatch."""
     fraud_expected = n_mismatch > 0
     if (verdict["n_mismatch"], verdict["fraud_detected"]) != (n_mismatch, fraud_expected):
         raise DemoError(

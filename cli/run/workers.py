@@ -181,7 +181,7 @@ def workers(
 def with_span(
     engine_options: EngineOptions, hosts: int, rank: int, head: str | None
 ) -> EngineOptions:
-    """Returns the options, with this host's rank if an engine spans several hosts."""
+    """Returns the options, plus this host's rank if several hosts run one engine together."""
     if hosts == 1:
         if rank or head is not None:
             raise UsageError("--rank and --head are for an engine over several hosts: say --hosts.")
@@ -215,7 +215,7 @@ def places_of(
 
 
 def watch_workers(follower: Follower, admission: Admission | None) -> None:
-    """Waits until this host is revoked (ShutOutError) or all its workers failed (WorkersError)."""
+    """Raises ShutOutError once this host is revoked, WorkersError once all workers have failed."""
     while (why := follower.failure()) is None:
         if admission is not None:
             admission.check()

@@ -28,7 +28,7 @@ def worker_command(options: EngineOptions) -> list[str]:
 
 
 class WorkersError(ProoflineError):
-    """All workers have been given up, because they failed too often."""
+    """No worker is restarted any more, because all workers have failed too often."""
 
 
 @dataclass
@@ -175,7 +175,7 @@ def with_tail(message: str, child: processes.Child) -> str:
 
 
 def telling_lines(log: Sequence[str]) -> list[str]:
-    """Returns a log's last lines, after earlier error lines, which may name the cause."""
+    """Returns a log's last lines and, before them, earlier error lines that may name the cause."""
     earlier, end = log[:-ERROR_TAIL_LINES], list(log[-ERROR_TAIL_LINES:])
     causes = list(dict.fromkeys(line for line in earlier if log_patterns.ERROR.search(line)))[
         -ERROR_CAUSES:

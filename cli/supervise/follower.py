@@ -51,7 +51,7 @@ if this host cannot run them.
 
 @dataclass(frozen=True)
 class Plan:
-    """What this host should run: workers with these options, or no workers."""
+    """What this host should run: workers with `options`, or no workers."""
 
     generation: int  # generation of the record that requires them
     options: EngineOptions | None  # None if nothing should run
@@ -121,7 +121,7 @@ class Follower:
         )
 
     def failure(self) -> str | None:
-        """Returns why all workers of --model failed; None if not, or if another model runs."""
+        """Returns why all workers of --model failed; None if one works or another model runs."""
         return self._fleet.failure() if self._fleet is not None and self.runs_cli_model else None
 
     def begin(self) -> None:

@@ -80,7 +80,7 @@ def binary_in_wheel() -> str | None:
 
 
 def version_of(binary: str) -> tuple[int, ...] | None:
-    """Returns a redis-server's version, such as (7, 2, 4); None if it does not run here."""
+    """Returns a redis-server's version, such as (7, 2, 4); None if the binary does not run here."""
     try:
         answer = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S

@@ -109,7 +109,7 @@ class Stack:
 
     @property
     def model_name(self) -> str:
-        """Returns the name that clients use for the model; "" if no model is deployed."""
+        """Returns the name that clients use for the stack's model; "" if no model is given."""
         return self.options.name
 
     @property
@@ -225,7 +225,7 @@ class Stack:
         return ""
 
     def failure(self) -> str | None:
-        """Returns why Redis, API, courier or all workers of --model were given up, else None."""
+        """Returns why Redis, API, courier or all workers of --model failed for good; else None."""
         for child in (self._redis, self._api, self._courier):
             if child is not None and child.gave_up is not None:
                 return with_tail(f"{child.gave_up}.", child)

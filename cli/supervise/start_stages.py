@@ -12,7 +12,7 @@ FIRST_WAIT_S = 60.0
 
 
 class StartStages:
-    """Measures each stage of `n` workers' start from their logs, and announces it. Thread-safe.
+    """Measures the stages of `n` workers' start by their logs, and announces them. Thread-safe.
 
     A stage ends for good when all workers have begun a later stage. If a worker is restarted, only
     the time of the current stage begins again.

@@ -55,7 +55,7 @@ def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
 
 
 def read(call: Call[T], base: str, answer: httpx.Response) -> T:
-    """Converts an HTTP answer to the call's type. ApiError if refused or of another type."""
+    """Converts a successful answer to the call's type. Raises ApiError for any other answer."""
     try:
         document = answer.json()
     except ValueError:

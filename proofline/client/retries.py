@@ -48,7 +48,7 @@ def _pause_s(
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Converts a Retry-After header (a number or an HTTP date) to seconds; None if not possible."""
+    """Converts a Retry-After header, a number or an HTTP date, to seconds; None for other text."""
     if header is None:
         return None
     if header.strip().isdecimal():
