@@ -78,7 +78,7 @@ class Perimeter:
             # The network forwards its users' content types here, and vLLM would answer 400.
             return _answer(
                 400 if is_clients_path(scope["path"]) and not is_audio else 415,
-                "A body must be JSON and say so: send the header Content-Type: application/json.",
+                "The body must be JSON, with the header Content-Type: application/json.",
             )
         return None
 
