@@ -139,7 +139,7 @@ def proof_table(folder: Path) -> Iterator[str]:
         over.capitalize(),
         f"Frauds of {TRIES} validations",
         f"Fraud, {NETWORKS_SAMPLE} nonces",
-        f"1024: mean, {over}",
+        f"seq_len 1024: mean, {over}",
     )
     fewest = least_frauds(NETWORKS_SAMPLE, NETWORK.p_mismatch, NETWORK.fraud_threshold)
     for name, apart in offsets.items():
@@ -165,11 +165,11 @@ def power_table(folder: Path) -> Iterator[str]:
     rule = recommend(nearest, RISK, RISK).rule
     risks, at_worst = nearest.risks(rule), nearest.risks(rule, at_worst=True)
     yield (
-        f"The count finds int8 with dist_threshold {rule.dist_threshold:g}, p_mismatch"
+        f"Counting mismatches finds int8 with dist_threshold {rule.dist_threshold:g}, p_mismatch"
         f" {rule.p_mismatch:g}, fraud_threshold {rule.fraud_threshold:g} and {rule.n:,} nonces or"
-        f" more. It then calls {percent(risks.false_alarm)} of the validations of these honest"
-        f" machines a fraud, at worst {percent(at_worst.false_alarm)}. Share of cheats that each"
-        f" test finds with {percent(RISK)} false alarms:"
+        f" more. With these terms {percent(risks.false_alarm)} of the honest machines' validations"
+        f" end with fraud, at worst {percent(at_worst.false_alarm)}. The table shows the share of"
+        f" cheats that each test finds with {percent(RISK)} false alarms:"
     )
     yield ""
     hard = ("int8", "fp8")

@@ -44,14 +44,15 @@ class Findings:
         told = [
             (
                 f"Set dist_threshold {rule.dist_threshold:g}, p_mismatch {rule.p_mismatch:g},"
-                f" fraud_threshold {rule.fraud_threshold:g} and check {rule.n:,} nonces{more}: of"
-                f" {rule.n:,}, {rule.least_frauds:,} mismatches are then a fraud."
+                f" fraud_threshold {rule.fraud_threshold:g} and check {rule.n:,} nonces{more}. With"
+                f" {rule.n:,} nonces, {rule.least_frauds:,} mismatches or more are a fraud."
             ),
             (
                 f"An honest machine is called a fraud in {percent(judged.counted.false_alarm)} of"
-                f" validations, at worst in {percent(judged.at_worst.false_alarm)}; a cheat that"
+                f" validations, at worst in {percent(judged.at_worst.false_alarm)}. A cheat that"
                 f" tampers with {percent(self.evidence.tampered_share)} of its nonces is missed in"
-                f" {percent(judged.counted.miss)}, at worst in {percent(judged.at_worst.miss)}."
+                f" {percent(judged.counted.miss)} of validations, at worst in"
+                f" {percent(judged.at_worst.miss)}."
             ),
             (
                 f"{percent(shares.honest)} of honest nonces exceed the threshold"
@@ -62,9 +63,9 @@ class Findings:
         ]
         if not self.kept:
             told.append(
-                f"It does not keep misses below {percent(self.most_miss)}: honest and tampered"
-                " nonces lie too close together, or too few are known. Compute more, or check"
-                " more."
+                f"The rule does not keep misses below {percent(self.most_miss)}: honest and"
+                " tampered nonces lie too close together, or too few are known. Compute or check"
+                " more nonces."
             )
         return told + self.comparisons.notes
 

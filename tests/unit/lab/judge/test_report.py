@@ -321,9 +321,9 @@ def test_compute_with_enforced_chains_has_margins_too(reports: Reports) -> None:
 def test_a_number_of_nonces_too_small_is_said_so(reports: Reports) -> None:
     few = ["--sample-size", "3", "--tampered-share", "0.1"]
     stdout = reports.printed(*HONEST, *CHEATS, *few)
-    assert "check 3 nonces: of 3, " in stdout
-    assert "It does not keep misses below 1 %" in stdout
-    assert "a cheat that tampers with 10 % of its nonces" in stdout
+    assert "check 3 nonces. With 3 nonces, " in stdout
+    assert "The rule does not keep misses below 1 %" in stdout
+    assert "A cheat that tampers with 10 % of its nonces" in stdout
 
 
 @pytest.mark.parametrize(
