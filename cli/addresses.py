@@ -13,8 +13,7 @@ def receiver_settings(host: str, ports: Sequence[int], env: Mapping[str, str]) -
     """Returns environment variables that limit the addresses to which callbacks may be sent.
 
     POC_API_PORT: the API's ports, to which no callback may be sent. POC_CALLBACK_ALLOW: forbids
-    callbacks to loopback addresses. It is left out if `host` is loopback or if `env` already has
-    it.
+    callbacks to loopback addresses; left out if `host` is loopback or if `env` already sets it.
     """
     settings = {"POC_API_PORT": " ".join(map(str, ports))}
     address = literal_address(host)

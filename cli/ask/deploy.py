@@ -1,4 +1,4 @@
-"""`proofline deploy` and `undeploy`: deploy a model on all hosts, and stop it."""
+"""`proofline deploy` and `undeploy`: start a model on all hosts, and stop the model."""
 
 import time
 from http import HTTPStatus

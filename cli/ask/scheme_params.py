@@ -32,7 +32,7 @@ class OfScheme(NamedTuple):
     ] = None
 
     def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
-        """Returns whether --scheme is given. Raises UsageError if an option in `flags` is too."""
+        """Returns True if --scheme is given. Raises UsageError if it is combined with `flags`."""
         if self.scheme is None:
             if self.param:
                 raise UsageError("--param is for --scheme; name the scheme too.")

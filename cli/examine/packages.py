@@ -1,4 +1,4 @@
-"""Checks the versions of Python, torch and vLLM, and packages that break their imports."""
+"""Checks the versions of Python, torch and vLLM, and packages that break their import."""
 
 import importlib.util
 import json

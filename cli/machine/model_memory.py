@@ -49,8 +49,7 @@ def short_of_memory(
 ) -> str | None:
     """Returns a warning if the workers need more memory than is left, otherwise None.
 
-    `n_ranks`: processes per worker. `kv_gib`: GiB of each process's KV cache on a CPU; None on
-    GPUs.
+    `n_ranks`: processes per worker. `kv_gib`: GiB of KV cache per process on a CPU; None on GPUs.
     """
     needs = n_workers * n_ranks * PROCESS_GIB * GIB
     if kv_gib is not None:

@@ -31,8 +31,8 @@ class Sender:
     def missing(self) -> list[int]:
         """Returns the missing nonces between the lowest and highest; [] unless `gapless`.
 
-        Each of N nodes computes every N-th nonce. N is not in payloads, so it is the greatest
-        common divisor of the nonces' differences.
+        Each of N nodes computes every N-th nonce. Payloads do not contain N, so the greatest common
+        divisor of the nonces' differences is used as N.
         """
         if not self.gapless or len(self.nonces) < 2:
             return []

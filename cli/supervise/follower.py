@@ -134,7 +134,7 @@ class Follower:
         self._machine.start()
 
     def stop(self) -> None:
-        """Stops all workers after their running work, and waits. May be called repeatedly."""
+        """Stops all workers once their running work is done, and waits. Repeated calls are safe."""
         is_first = not self._looks.is_stopping
         self._looks.stop(timeout_s=0)
         self._machine.stop()

@@ -54,7 +54,7 @@ def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
 
 
 class LabelledLog:
-    """A log function that writes each line to stderr, labelled with the name of its process."""
+    """A log function that writes each line to stderr, labelled with its process's name."""
 
     def __init__(self, where: str | None = None) -> None:
         """`where`: a sentence for the operator that says why the logs are on stderr."""
@@ -74,7 +74,7 @@ class LabelledLog:
 
 
 class QuietLog:
-    """A log function that writes lines to one file per process, and warnings also to stderr."""
+    """A log function that writes to one file per process, warnings and errors also to stderr."""
 
     def __init__(self, folder: LogFolder) -> None:
         self.where = f"the processes' logs are in {folder.path}; --verbose shows them here"

@@ -18,7 +18,7 @@ class AddressError(UsageError):
 
 
 def reserve_port(host: str, port: int) -> int:
-    """Returns `port`, or a free port if it is 0. AddressError if a server cannot listen there."""
+    """Returns `port`, or a free port if `port` is 0. AddressError if no server can listen there."""
     with bound(host, port) as probe:
         chosen: int = probe.getsockname()[1]
     return chosen

@@ -155,8 +155,7 @@ class AsyncClient:
     async def wait_ready(self, timeout_s: float) -> list[str]:
         """Waits until the node is ready, even if it has not been started yet. Returns its models.
 
-        ApiError after `timeout_s`, or at once if waiting cannot help, for example if the API key is
-        missing.
+        ApiError after `timeout_s`, or at once if waiting cannot help, such as without an API key.
         """
         ends_at = time.monotonic() + timeout_s
         while True:

@@ -53,8 +53,7 @@ def validation(
 ) -> Document:
     """Returns the body of a job that validates `artifacts`.
 
-    `body`: the body of a job that computes the artifacts. `stat_test`: the criteria for fraud, if
-    any.
+    `body`: the body of a job that computes the artifacts. `stat_test`: criteria for fraud, or None.
     """
     validation = {"artifacts": list(map(dict, artifacts))}
     terms = {} if stat_test is None else {"stat_test": as_json(stat_test)}
