@@ -75,12 +75,12 @@ async def whole_body(request: Request) -> bytes:
 
 
 def job_bodies() -> dict[str, type[JobBody]]:
-    """Returns each scheme's pydantic model of POST /generate's body, by scheme name."""
+    """Returns the pydantic model of POST /generate's body for each scheme, by scheme name."""
     return {contract.name: contract.job_body for contract in contracts() if contract.job_body}
 
 
 def round_bodies() -> dict[str, type[RoundBody]]:
-    """Returns each scheme's pydantic model of a body that starts a round, by scheme name."""
+    """Returns the pydantic model of a body that starts a round for each scheme, by name."""
     return {contract.name: contract.round_body for contract in contracts() if contract.round_body}
 
 
@@ -91,7 +91,7 @@ def phased_round_bodies() -> dict[str, type[RoundBody]]:
 
 
 def batch_bodies() -> dict[str, type[BatchBody]]:
-    """Returns each scheme's pydantic model of POST /validate's body, by scheme name."""
+    """Returns the pydantic model of POST /validate's body for each scheme, by scheme name."""
     return {contract.name: contract.batch_body for contract in contracts() if contract.batch_body}
 
 
@@ -129,7 +129,7 @@ def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
 
 
 def _marks(raw: bytes, candidates: Sequence[Contract]) -> dict[str, Any]:
-    """Returns those fields of a body that identify its scheme; {} for fewer than two candidates."""
+    """Returns the fields of a body that identify its scheme; {} if there is only one scheme."""
     if len(candidates) < 2:
         return {}
     marked = _marks_model(

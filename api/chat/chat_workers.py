@@ -71,7 +71,7 @@ class ChatWorkers:
         return await self._not_older_than(self._clock())
 
     def lost(self, worker_id: str) -> None:
-        """Excludes a worker that failed a request, until the workers are read from Redis again."""
+        """Excludes a worker from chat after a failed request, until the next read of Redis."""
         self._lost[worker_id] = self._clock()
 
     async def died_with(self, worker_id: str, request: str, what: str) -> int:

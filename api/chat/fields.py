@@ -67,7 +67,9 @@ def salt_of(client: str, asked: dict[str, Any]) -> str:
 def extended(
     asked: dict[str, Any], body: bytes, more: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """Adds the fields `more` to a request; returns its fields and JSON body. Changes no form."""
+    """Adds the fields `more` to a JSON request. Returns the request's new fields and body. Leaves a
+    form request unchanged.
+    """
     text = body.rstrip()
     if not more or not text.endswith(b"}"):  # a form or an empty body: a worker refuses it
         return asked, body

@@ -293,7 +293,7 @@ class Gateway:
                 await self.workers.outlived(await _fingerprint(request))
 
     async def _died_with(self, worker: WorkerRecord, request: ProxyRequest) -> int:
-        """Records that a worker's engine died. Returns how many died during equal requests."""
+        """Records that an engine died. Returns how many engines died during equal requests."""
         what = f"A request of {request.client} to {_path_of(request)[:80]}"
         return await self.workers.died_with(worker.id, await _fingerprint(request), what)
 

@@ -102,7 +102,7 @@ class Sending:
             await self._send(_part(body, more=False))
 
     async def fail(self, status: int, error: Any, headers: Headers) -> None:
-        """Ends the answer with an error: an SSE event if it has begun, else a JSON response."""
+        """Ends an answer with an error: a JSON body, or an SSE event if the answer has begun."""
         if self.has_begun:
             await self.end(error_event(error))
             return

@@ -51,7 +51,7 @@ class View:
     _first_token: float | None = None
 
     def read(self) -> Sections:
-        """Returns the node's state by section name. Without Redis: now, problem and health."""
+        """Returns the node's state by section name. Without Redis: `now`, `problem`, `health`."""
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT as error:

@@ -96,7 +96,7 @@ class Room:
         self._coming.pop(body, None)
 
     def _slow(self, asking: _Body) -> _Body | None:
-        """Returns the body to drop for `asking`; None if `asking` itself must be refused."""
+        """Returns the body to drop to make room for `asking`; None if `asking` must be refused."""
         now = self._clock()
         others = [body for body in self._coming if body is not asking]
         stalled = [body for body in others if now - body.moved_at > _STALLED_S]

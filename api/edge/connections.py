@@ -109,7 +109,7 @@ class Places:
     def put(self, connection: "_Limited", where: "Holdings[_Limited] | None") -> None:
         """Moves a connection to the group `where`, or out of its group if `where` is None.
 
-        If too many answers are then in progress, closes the connection of one answer.
+        If too many answers are then in progress, closes the connection of one of these answers.
         """
         if connection.place is not None:
             connection.place.remove(connection.owner, connection)
@@ -130,7 +130,7 @@ class Places:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """Returns how many connections a process with `files` open files may have: 8 to `wanted`."""
+    """Returns the most connections for a limit of `files` open files: between 8 and `wanted`."""
     return max(8, min(wanted, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
 
 
@@ -299,11 +299,11 @@ class _Limited(HttpToolsProtocol):
 
     @property
     def has_begun(self) -> bool:
-        """Returns True if the request's handler has started, but the body is incomplete."""
+        """Returns True if a request's handler has started before the request's body is complete."""
         return self._headers_done and self._starts is None
 
     def make_room(self) -> None:
-        """Closes this connection in favour of another. If its answer has not begun, answers 503."""
+        """Closes this connection in favour of another. A client that awaits an answer gets 503."""
         # Removed at once: otherwise many new connections would all choose this one to close.
         waits_for_answer = self.place is self.places.answers
         self.places.put(self, None)

@@ -101,7 +101,7 @@ class Doorkeeper:
         await answer(scope, receive, send)
 
     def _admit(self, scope: Scope) -> tuple[ASGIApp, Scope]:
-        """Returns the ASGI app that answers (the inner app or an error), and the scope for it."""
+        """Returns the ASGI app that answers (the inner app or an error), and the app's scope."""
         path = self._route(scope)
         if path in OPEN | OF_HOSTS:
             return self._app, scope
@@ -156,7 +156,7 @@ class Doorkeeper:
         return any(address in network for network in self._trusted)
 
     def _caller(self, given: Collection[tuple[bytes, bytes]]) -> Caller | None:
-        """Returns the caller of the key in `given`; None if it is unknown or not the only key."""
+        """Returns the caller of the key in `given`; None for an unknown key or several keys."""
         keys = {_key(name, value.decode("latin-1")) for name, value in given}
         return self._keys.caller(keys.pop()) if len(keys) == 1 else None
 

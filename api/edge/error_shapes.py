@@ -1,6 +1,6 @@
 """Rewrites errors on OpenAI's and Anthropic's paths to the JSON format of these two APIs.
 
-If an error has another format, the Python packages `openai` and `anthropic` show only its status.
+For other formats, the packages `openai` and `anthropic` show only the status of an error.
 """
 
 import json

@@ -79,7 +79,7 @@ class KeyFile:
         self._callers: Mapping[str, Caller] = self._beside
 
     def caller(self, key: str) -> Caller | None:
-        """Returns the name and roles of a key, or None. Compares hashes, against timing attacks."""
+        """Returns the name and roles of a key; None if unknown. Compares only hashes of keys."""
         self._reload()
         return self._callers.get(_hash(key))
 

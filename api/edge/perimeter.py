@@ -32,7 +32,7 @@ class Perimeter:
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, own_names: Collection[str] = ()) -> None:
-        """`own_names`: names and addresses of this node, besides POC_ALLOWED_HOSTS."""
+        """`own_names`: names and addresses of this node, in addition to POC_ALLOWED_HOSTS."""
         self._app = app
         self._names = {name.lower() for name in own_names} | set(listed(settings.allowed_hosts))
         self._suffixes = (*_PRIVATE, *(name for name in self._names if name.startswith(".")))

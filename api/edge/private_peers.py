@@ -36,7 +36,7 @@ def is_private(address: Address) -> bool:
 
 @lru_cache(maxsize=1)
 def _recent_gateways(_period: float) -> set[Address]:
-    """Returns `gateways()`, cached for _FRESH_S seconds. `_period`: the number of such a period."""
+    """Returns `gateways()`. The cache's key `_period` changes every _FRESH_S seconds."""
     return gateways()
 
 

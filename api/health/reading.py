@@ -21,7 +21,7 @@ class HealthReader:
     now: Callable[[], float]  # seconds since the epoch
 
     def read(self) -> tuple[Health, Overview | None]:
-        """Returns the node's health and the overview read for it (None if Redis is silent)."""
+        """Returns the node's health, and the Overview behind it (None if Redis does not answer)."""
         if self.watch.is_mute:  # asking Redis would take seconds
             return self.of(None), None
         try:

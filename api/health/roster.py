@@ -50,7 +50,7 @@ class Seat:
 
 
 def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
-    """Returns the seats of hosts that start or serve a model, sorted by name.
+    """Returns the seats (expected workers) of hosts that start or serve a model, sorted by name.
 
     Includes workers without a supervisor. An engine over several hosts has one seat, on its head
     host. `ttl_s`: seconds for which a worker's record is kept after a heartbeat.

@@ -42,7 +42,7 @@ class Deploying:
     _jobs: JobStore
 
     def deploy(self, body: DeployBody) -> int:
-        """Makes all hosts start a model. Ends the round and all jobs of the model before.
+        """Makes all hosts start a model. Ends the round and all jobs of the earlier model.
 
         Returns the deployment's generation number. BodyError if a vLLM argument is not allowed.
         HTTPException 409 if a model runs or starts, 503 if there is no host.

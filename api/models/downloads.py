@@ -32,7 +32,7 @@ class Downloads:
         return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: downloads.Download) -> None:
-        """Starts the process of a download that this API has claimed, unless the process runs."""
+        """Starts the process of a download that this API claimed, unless it already runs."""
         command = [sys.executable, "-m", "api.models.download", download.name, download.task_id]
         # The URL may contain a password: the environment is private, a command line is not.
         environment = {**os.environ, "POC_REDIS_URL": self._redis_url}

@@ -99,7 +99,7 @@ def _harmless_labels(named: str) -> str:
 
 
 def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
-    """Returns the series to report for each shape; if possible, at most `most_series` in total.
+    """Returns the series to report per engine `Shape`; if possible, at most `most_series` in all.
 
     Removes cumulative histogram buckets if necessary: all engines keep the same evenly chosen
     bounds, including +Inf, so that sums over engines stay correct.

@@ -33,7 +33,7 @@ def number(value: float) -> str:
 
 
 def text(lines: Mapping[str, Sequence[str]]) -> str:
-    """Formats families in the order of families.ALL. Omits and logs families over the limits."""
+    """Formats metric families in the order of families.ALL. Omits and logs any over the limits."""
     blocks: list[str] = []
     n_series = n_bytes = 0
     left_out: list[str] = []

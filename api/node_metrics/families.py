@@ -1,4 +1,4 @@
-"""The metric families of the network's schema v1. docs/api.md has a table of ours (mlnode_)."""
+"""The metric families of the network's schema v1. docs/api.md has a table of mlnode_ families."""
 
 from typing import Literal, NamedTuple
 

@@ -31,7 +31,7 @@ class Admission:
     _large: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_AT_ONCE))
 
     async def submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
-        """Parses and stores the job in a JSON body, in a thread. Returns (job's id, job)."""
+        """Parses, checks and stores the job in a JSON body, in a thread. Returns (job id, job)."""
         limiter = self._large if len(raw) >= _LARGE_BYTES else None
         return await to_thread.run_sync(self._submit, raw, client, limiter=limiter)
 
@@ -43,8 +43,7 @@ class Admission:
     def queue(self, job: NewJob) -> str:
         """Stores a job, wakes the model's workers, and returns the job's id.
 
-        For an inline job (its client waits), counts the request. HTTPException 429 if too many
-        wait.
+        Counts the request of an inline job, whose client waits. HTTPException 429 if too many wait.
         """
         if job.inline:
             self._inline.enter()
@@ -60,7 +59,9 @@ class Admission:
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
-    """Returns the job that a body requests. Raises the client's error if the job is refused."""
+    """Returns the job that a body requests. Raises the error for the client if the job fails a
+    check.
+    """
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()
     limits = deployed_limits(body.params.model, workers)

@@ -47,7 +47,7 @@ class RoundControl:
         return ready
 
     def switch(self, state: RoundState) -> None:
-        """Sets the round's state. GENERATING wakes workers. HTTPException 400 without a round."""
+        """Sets the round's state; GENERATING wakes workers. HTTPException 400 without a round."""
         current = self._rounds.current()
         if current is None:
             raise HTTPException(400, "No round was initialised; send POST /init first.")
@@ -79,7 +79,7 @@ class RoundControl:
         }
 
     def stats_of(self, seen: Overview) -> dict[str, Any]:
-        """Returns counters and rates of the last round; of all jobs before the first round."""
+        """Returns counters and rates of the last round; if there was no round, of all jobs."""
         limit_bytes = self._settings.outbox_max_bytes
         n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
         record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})

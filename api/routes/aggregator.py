@@ -37,7 +37,7 @@ async def init_generate(request: Request, round_control: deps.Control) -> dict[s
 def status(
     overviews: deps.Overviews, round_control: deps.Control, health: deps.Health
 ) -> dict[str, Any]:
-    """Returns `status` GENERATING or IDLE if all workers agree, MIXED if their states differ.
+    """Returns each worker's state. `status` is GENERATING or IDLE if all workers agree, else MIXED.
 
     Without a ready worker: NO_BACKENDS, but GENERATING with a `reason` for 10 minutes while a
     round's only worker is being replaced.

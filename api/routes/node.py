@@ -34,7 +34,9 @@ def state(
     workers: deps.Workers,
     settings: deps.Settings,
 ) -> answers.NodeState:
-    """Returns INFERENCE if a model is served (also in a round), else STOPPED (also in a load)."""
+    """Returns INFERENCE while a model is served, also during a round. Otherwise returns STOPPED,
+    also while a model loads.
+    """
     status, current = deployments.status(), rounds.current()
     ready = sorted({worker.model for worker in workers.ready()})
     if status.hosts:

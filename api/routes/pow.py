@@ -76,7 +76,7 @@ async def generate(
 ) -> Response | answers.Queued:
     """Queues a job: its nonces are split into batches that all workers of the model compute.
 
-    The request is checked completely before. With `wait`, returns the result; the job continues if
+    The request is checked completely first. With `wait`, returns the result; the job continues if
     the client disconnects.
     """
     job_id, job = await admission.submit(await bodies.whole_body(request), client_of(request.scope))

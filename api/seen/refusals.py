@@ -27,7 +27,7 @@ CALLER = "proofline.caller"
 
 @dataclass
 class _Count:
-    """How often one kind of event occurred, its last client, and when to report this next."""
+    """The count of one kind of event, its last client, and when to write the next report."""
 
     n: int
     client: str
@@ -80,7 +80,7 @@ class Refusals:
 
 
 class Watch:
-    """Middleware that records refused requests and used keys. Wraps all middleware that refuses."""
+    """Middleware around all refusing middleware. Records refused requests and used keys."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
