@@ -220,7 +220,7 @@ class Gateway:
     async def _ask(
         self, stack: AsyncExitStack, worker: WorkerRecord, request: ProxyRequest
     ) -> tuple[httpx.Response, bytes, AsyncIterator[bytes]]:
-        """Sends a request to a worker. Returns the answer's head, its first bytes, and the rest.
+        """Sends a request to a worker. Returns the answer's head, its first bytes, and its rest.
 
         The first bytes of a stream end with the first event that shows whether the answer failed.
         LostError if the worker did not answer.

@@ -41,7 +41,9 @@ def _recent_gateways(_period: float) -> set[Address]:
 
 
 def gateways(proc_net: Path = _PROC_NET) -> set[Address]:
-    """Returns the gateways of all routes, and each local network's first address (for Docker)."""
+    """Returns the gateways of all routes, and the first address of each local network, which is the
+    gateway of a Docker network.
+    """
     found: set[Address] = set()
     for line in _lines(proc_net / "route")[1:]:
         words = line.split()

@@ -43,7 +43,7 @@ class Admission:
     def queue(self, job: NewJob) -> str:
         """Stores a job, wakes the model's workers, and returns the job's id.
 
-        Counts the request of an inline job, whose client waits. HTTPException 429 if too many wait.
+        Counts an inline job's request as waiting for the result. HTTPException 429 at the limit.
         """
         if job.inline:
             self._inline.enter()

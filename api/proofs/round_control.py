@@ -32,7 +32,7 @@ class RoundControl:
     _dispatcher: Dispatcher
 
     def start(self, body: RoundBody, state: RoundState) -> list[WorkerRecord]:
-        """Checks and stores a round. A generating round wakes workers. Returns the ready workers.
+        """Checks and stores a round, and wakes workers if it generates. Returns the ready workers.
 
         HTTPException 409 if another round is generating; other errors as in `_admitted`.
         """

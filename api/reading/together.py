@@ -27,7 +27,7 @@ class _Turn:
 
 
 class Together:
-    """Lets concurrent requests share a read. A request gets no read that began before it."""
+    """Lets concurrent requests share a read. No request gets a read that began before itself."""
 
     def __init__(self) -> None:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
