@@ -1,1 +1,1 @@
-"""Code that API, workers and commands share. It must import no torch, for the API's sake."""
+"""Code that API, workers and commands share. Modules that the API imports must not import torch."""

@@ -11,7 +11,7 @@ Activity = Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
 
 
 class Queued(BaseModel):
-    """The job is stored; GET /generate/{request_id} returns its progress."""
+    """The answer for a stored job. GET /generate/{request_id} returns the job's progress."""
 
     status: Literal["queued"] = "queued"
     request_id: str
@@ -19,7 +19,7 @@ class Queued(BaseModel):
 
 
 class Progress(BaseModel):
-    """A job without a result: queued, running, failed or cancelled."""
+    """The answer for a job without a result, which is queued, running, failed or cancelled."""
 
     status: Literal["queued", "running", "failed", "cancelled"]
     request_id: str
@@ -59,7 +59,9 @@ class SilentReceiver(BaseModel):
 
 
 class Stats(BaseModel):
-    """Figures of the latest round. Before the first round, the first two figures cover all jobs."""
+    """Figures of the latest round. Before the first round, only total_processed and
+    nonces_per_second are set, for all jobs.
+    """
 
     total_processed: int = Field(description="Nonces computed by all workers.")
     nonces_per_second: float = Field(
@@ -183,7 +185,7 @@ RESULTS = [model for contract in contracts() for model in contract.result_models
 
 
 def one_of(*models: type[BaseModel]) -> Any:
-    """Returns the union of the types `models`, for an answer in OpenAPI that has several forms."""
+    """Returns the union of pydantic models, to describe an OpenAPI answer with several forms."""
     return Union[models]  # noqa: UP007 - the number of models varies
 
 
@@ -331,7 +333,7 @@ class Refused(BaseModel):
 
 
 class HostStanding(BaseModel):
-    """The state of a host's invitation. The host connects to `redis` (HOST:PORT)."""
+    """The state of a host's invitation. `redis`: HOST:PORT of Redis, to which the host connects."""
 
     name: str
     state: Literal["invited", "expired", "joined", "revoked"]

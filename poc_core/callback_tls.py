@@ -39,7 +39,7 @@ NO_TLS = TlsNames(frozenset(), (), None)
 
 
 class CallbackTls:
-    """The ssl.SSLContext for connections to the hosts in POC_CALLBACK_TLS_HOSTS."""
+    """A loader of the TLS context for connections to the hosts in POC_CALLBACK_TLS_HOSTS."""
 
     def __init__(self, names: TlsNames) -> None:
         self._names = names
@@ -53,8 +53,8 @@ class CallbackTls:
         return canonical_host(host) in self._names.hosts
 
     def context(self) -> ssl.SSLContext:
-        """Returns the TLS context. If changed files are unusable, returns the context loaded
-        before. CertificateError if none was loaded before.
+        """Returns the TLS context. If changed certificate files are unusable, returns the context
+        that was loaded before them. CertificateError if no context was loaded before.
         """
         problem = self.problem()
         if self._context is None:
@@ -77,7 +77,7 @@ class CallbackTls:
 
 
 def made(names: TlsNames) -> ssl.SSLContext:
-    """Returns a new TLS context. CertificateError names the file that cannot be used."""
+    """Builds a TLS context from certificate files. CertificateError names an unusable file."""
     try:
         context = ssl.create_default_context(cafile=names.trusted)
     except (OSError, ssl.SSLError) as error:
@@ -118,10 +118,10 @@ def handshake_problem(error: BaseException) -> str | None:
 
 def try_handshake(context: ssl.SSLContext, address: str, port: int, host: str) -> str | None:
     """Tries a TLS handshake with `address`. Returns an explanation if TLS fails; None if TLS works
-    or nobody answers. `host`: the server name of the certificate.
+    or nobody answers. `host`: the server name that the certificate must have.
 
     With TLS 1.3 a receiver rejects a client certificate after the handshake, so the function waits
-    for the receiver to send. It sends nothing itself: a failed send would hide the rejection.
+    for data. The function sends nothing, because a failed send would hide the rejection.
     """
     try:
         with (

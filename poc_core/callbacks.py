@@ -1,4 +1,4 @@
-"""Callback urls: finds their receivers, checks that receivers are allowed, and hides passwords."""
+"""Parses callback urls, checks that their receivers are allowed, and hides passwords."""
 
 import ipaddress
 import re
@@ -43,7 +43,7 @@ def redacted(url: str | None) -> str | None:
 
 
 def callback_url(url: str | None, what: str) -> str:
-    """Returns a callback's url for `what`, "generated" or "validated"; "" without a url."""
+    """Appends /generated or /validated (`what`) to a callback url. Returns "" if `url` is empty."""
     return f"{url.rstrip('/')}/{what}" if url else ""
 
 
@@ -89,7 +89,7 @@ def without_secret(text: str, url: str) -> str:
 
 
 def plain(address: Address) -> Address:
-    """Returns the IPv4 address in an IPv6 address (mapped, 6to4, NAT64). Others stay unchanged."""
+    """Returns the IPv4 address in an IPv6 address (mapped, 6to4, NAT64), or else `address`."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -101,7 +101,7 @@ def plain(address: Address) -> Address:
 
 
 def literal_address(host: str) -> Address | None:
-    """Parses a url's host as an IP address, also in forms such as 127.1; None if it is a name."""
+    """Parses a url's host as an IP address, also in forms such as 127.1. None if it is a name."""
     try:
         address = ipaddress.ip_address(host)
         # Without the scope (%eth0): with a scope, equal addresses would compare as different.
@@ -154,7 +154,7 @@ class CallbackPolicy:
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
     def check_url(self, url: str, node_ports: Own) -> None:
-        """Raises ForbiddenReceiverError if `url` is forbidden. Does not resolve names."""
+        """Raises ForbiddenReceiverError if callbacks to `url` are forbidden. Resolves no names."""
         parts = urlsplit(url)
         try:
             host = canonical_host(parts.hostname or "")
@@ -176,7 +176,7 @@ class CallbackPolicy:
         node_ports: Own,
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
-        """Raises ForbiddenReceiverError unless callbacks to `host` may use this address."""
+        """Raises ForbiddenReceiverError if callbacks to `host` at this `address` are forbidden."""
         address = plain(address)
         if (address, port) in node_ports or (
             port in node_ports

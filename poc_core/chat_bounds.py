@@ -77,9 +77,9 @@ _IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _
 
 @dataclass(frozen=True)
 class Row:
-    """The limits on the values of some request fields. `kind`: the required type, or None if vLLM
-    checks the type. `texts`: most characters of all texts of a value together; None for parts of
-    the prompt, whose limit is 8 characters for each token of the context.
+    """The limits on the values of some request fields. `kind`: the required type; None if vLLM
+    checks the type. `texts`: most characters of all texts of one value together; None for a part of
+    the prompt, which may have 8 characters for each token of the model's context.
     """
 
     fields: str
@@ -176,8 +176,8 @@ class _Size:
 
 
 def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
-    """Returns an error if `enforced_tokens` has more tokens than the largest context of `infos`.
-    Counts tokens in the raw body, because parsing so many objects takes long.
+    """Returns an error if the field `enforced_tokens` has more tokens than the largest context of
+    the models `infos`. Counts tokens in the raw body, because parsing many objects takes long.
     """
     context = max((info.max_seq_len for info in infos), default=0)
     if context and b'"enforced_tokens"' in body and body.count(b'"token"') > context:
@@ -186,9 +186,9 @@ def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
 
 
 def unfit(name: str, said: Any, context: int) -> str | None:
-    """Returns an error if a field of KNOWN_TOKENS has more tokens than an answer can have, else
-    None. A token id counts as one token. The characters of texts are limited, because tokenizing
-    takes a second per megabyte.
+    """Returns an error if the known answer in a field (see KNOWN_TOKENS) is longer than the context
+    allows, else None. A token id counts as one token. Texts have a limit of characters, because
+    tokenizing takes a second per megabyte.
     """
     tokens = said.get("tokens") if isinstance(said, dict) else said
     is_long = False
@@ -205,8 +205,8 @@ def excess(path: str, asked: Mapping[str, Any], infos: Iterable[ModelInfo]) -> E
     """Checks a request's fields `asked` against the limits of the smallest engine in `infos`.
 
     Returns an Excess if a limit is exceeded or a field has the wrong type; vLLM itself refuses
-    other wrong values. Returns an int if the request sets no max_tokens: the value that the caller
-    must set. Otherwise returns None. A `path` outside PATHS has the limits of a chat.
+    other wrong values. Returns an int if the request needs a max_tokens and has none: the value
+    that the caller must set. Otherwise returns None. A `path` outside PATHS has a chat's limits.
     """
     kind, prompts = PATHS.get(path, PATHS["/v1/chat/completions"])
     engines = list(infos)
@@ -250,8 +250,8 @@ def _answers(
     prompt_tokens: int,
     engines: list[ModelInfo],
 ) -> Excess | int | None:
-    """Checks how many answers, answer tokens and logprobs a request asks for. Returns as `excess`.
-    `given`: the number of prompts in each field. `prompt_tokens`: most tokens of all prompts.
+    """Checks how many answers, answer tokens and logprobs a request asks for. Returns the same as
+    `excess`. `given`: prompts in each field. `prompt_tokens`: most tokens of all prompts.
     """
     context = min(info.max_seq_len for info in engines)
     n, best_of = _number(asked, "n"), _number(asked, "best_of")
@@ -361,7 +361,7 @@ def _is_a(said: Any, kind: str) -> bool:
 
 
 def _entries(name: str, given: Any) -> int:
-    """Counts a field's prompts. A list of numbers is one prompt; a list of messages too."""
+    """Counts the prompts in a field. A list of numbers, or of messages, is one prompt."""
     if not isinstance(given, list) or not given or isinstance(given[0], int | float):
         return 1
     is_conversation = name in ("messages", "input") and isinstance(given[0], dict)
@@ -412,7 +412,7 @@ def _length(text: str) -> int:
 
 
 def _number(asked: Mapping[str, Any], name: str) -> int:
-    """Returns the integer in a field; 0 without one. For logprobs, -1 (all) becomes 2**20."""
+    """Returns the integer in a field; 0 if there is none. For logprobs, -1 (all) becomes 2**20."""
     try:
         number = _NUMBER.validate_python(asked.get(name))
     except ValidationError:

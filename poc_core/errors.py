@@ -59,7 +59,7 @@ class BodyError(ProoflineError):
 
 
 class TooFewValuesError(ProoflineError):
-    """A validation has no verdict, because this node could compute too few of its nonces."""
+    """A validation has no verdict, because this node could compute too few of the nonces."""
 
 
 class ClaimsError(ProoflineError):

@@ -1,8 +1,8 @@
-"""A fair queue of waiting clients, and turns on an event loop, which must stay responsive.
+"""A fair queue of clients' work, and a limit on the work that an event loop starts at a time.
 
 In start-time fair queueing, an item's start tag is the end tag of its client's previous item, or
-the virtual time (the start tag of the item started last) if that is later. The lowest start tag is
-next, so a client with little work never waits behind a client with much work.
+the virtual time (the start tag of the item started last) if that is later. The item with the lowest
+start tag is next, so a client with little work never waits behind a client with much work.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _REMEMBERED = 1000
 
 
 class Tags:
-    """The tags of all clients in start-time fair queueing. Costs may have any unit."""
+    """Start and end tags of all clients (start-time fair queueing). Costs may have any unit."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -35,7 +35,7 @@ class Tags:
 
 
 class Waiting:
-    """The queue of the waiting clients of one event loop."""
+    """A fair queue of clients' work that waits in one event loop."""
 
     def __init__(self) -> None:
         self._tags = Tags()
@@ -80,7 +80,7 @@ BUDGET = 128
 
 
 class Turns:
-    """Limits the work that starts in one iteration of an event loop. Other work waits."""
+    """A limit on the work that starts in one iteration of an event loop. Other work waits."""
 
     def __init__(self, budget: int = BUDGET, per_s: float = 0.0) -> None:
         """`budget`: total cost of the work that may start in one iteration. `per_s`: after an
@@ -92,13 +92,13 @@ class Turns:
         self._is_counting = False
 
     def keep_up_with(self, cost: int) -> None:
-        """Sets the next budgets to `cost`, that of other work that has just run, but no less than
-        the constructor's. Waiting work thus gets a fair share of a busy loop.
+        """Sets the next iterations' budget to `cost`, the cost of other work that has just run, but
+        at least to the constructor's budget. So waiting work gets a fair share of the loop.
         """
         self._budget = max(self._least, cost)
 
     async def wait(self, client: str, cost: int) -> None:
-        """Waits until the client's work may start. The client with the least cost comes first."""
+        """Waits until the client's work may start. The client with the least past cost is next."""
         if not self._waiting and self._has_room(cost):
             self._waiting.spend(client, cost)
             self._take(cost)

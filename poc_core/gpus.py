@@ -62,7 +62,7 @@ def nvml() -> Iterator[ModuleType | None]:
 
 
 class GpuWatch:
-    """A reader of this machine's GPUs, which caches each reading for _FRESH_S."""
+    """A reader of this machine's GPUs. It reads the GPUs again after _FRESH_S seconds."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -72,7 +72,7 @@ class GpuWatch:
         self._failed = False
 
     def now(self) -> MachineGpus:
-        """Returns a reading at most _FRESH_S old; an empty one if the driver fails."""
+        """Returns the GPUs as read at most _FRESH_S seconds ago; no GPUs if the driver fails."""
         if self._clock() - self._read_at > _FRESH_S:
             try:
                 self._found = read(self._host)

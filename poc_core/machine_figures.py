@@ -34,6 +34,6 @@ class MachineFigures(BaseModel, frozen=True):
 
 def is_short_of_memory(left: float, limit: float) -> bool:
     """Returns True if so few of `limit` bytes are left that the kernel may soon kill an engine:
-    less than 1 GiB (or a quarter, if less), or less than a 20th (at most 16 GiB).
+    less than min(1 GiB, a quarter of the limit), or less than min(16 GiB, a 20th of the limit).
     """
     return left < max(min(_GIB, limit / 4), min(limit / 20, 16 * _GIB))

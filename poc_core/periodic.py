@@ -39,7 +39,7 @@ class Periodic:
         self._thread.start()
 
     def once(self) -> None:
-        """Runs `step` on the caller's thread, after a running `step`. Logs its error."""
+        """Runs `step` on the caller's thread, after a run in progress has ended. Logs errors."""
         with self._one_at_a_time:
             try:
                 self._step()

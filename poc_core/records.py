@@ -24,7 +24,9 @@ class ProofSpec(BaseModel, frozen=True):
 
 
 class Passes(NamedTuple):
-    """A nonce's model passes: a forward over `rows` positions, then `steps` single positions."""
+    """The forward passes of a nonce: one pass over `rows` positions, then `steps` passes over one
+    position each.
+    """
 
     rows: int
     steps: int = 0
@@ -35,8 +37,9 @@ class Passes(NamedTuple):
 
 
 class PassOrder(NamedTuple):
-    """The passes of a micro-batch of `n` nonces of the passes `shape`, numbered from 0: first
-    forwards over at most `part` nonces each, then steps, each over one position of all nonces.
+    """The forward passes of a micro-batch of `n` nonces, numbered from 0. The first passes compute
+    the `shape.rows` positions of at most `part` nonces each. Each further pass is a step, which
+    computes one position of all nonces.
     """
 
     n: int
@@ -66,7 +69,7 @@ class PassOrder(NamedTuple):
         return len(self.members(step)) * len(self.positions(step))
 
     def is_step(self, step: int) -> bool:
-        """Returns True if pass number `step` computes only one position, of all nonces."""
+        """Returns True if pass number `step` is a step: one position of all nonces."""
         return step >= self.n_parts
 
     def is_last(self, step: int) -> bool:
@@ -163,7 +166,7 @@ class RoundState(StrEnum):
 
     @property
     def activity(self) -> "RoundState":
-        """The activity of the node in a round with this state: IDLE if the round is STOPPED."""
+        """The node's activity during a round in this state: IDLE if STOPPED, else the state."""
         return RoundState.IDLE if self is RoundState.STOPPED else self
 
 
@@ -214,7 +217,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """Nonces of a job or round that one worker computes, until it completes or returns them."""
+    """Nonces of a job or round that belong to one worker until it completes or returns them."""
 
     owner_id: str  # id of the job or round
     # In a job: the index of the batch. In a round: the index of the first nonce in its sequence.

@@ -204,9 +204,8 @@ def _compute_key_part(low: int, high: int, device: torch.device) -> Tensor:
 
 
 def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
-    """Completes hashes in place: replaces h = seed ^ key part by hash(i, seed), and returns h.
-
-    `h`: int32. `scratch`: a tensor like h, which is overwritten.
+    """Completes hashes in place: `h` (int32) contains seed ^ key part before the call, and hash(i,
+    seed) after it. Returns `h`. `scratch`: a tensor like h, which is overwritten.
     """
     # Arithmetic right shifts insert sign bits; the masks clear those bits.
     torch.bitwise_right_shift(h, 19, out=scratch).bitwise_and_(0x1FFF)

@@ -26,7 +26,7 @@ _HOPPER, _ALIGNED = 9, 16
 
 
 class Gates(NamedTuple):
-    """The variant of vLLM's activation silu(gate) * up that is computed after the first product."""
+    """The options of vLLM's activation silu(gate) * up, which follows the first product."""
 
     # True: scales are rounded up to powers of two, and the activation is rounded to bfloat16.
     powers: bool

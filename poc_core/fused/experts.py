@@ -26,8 +26,8 @@ class Tile(NamedTuple):
     """The division of a matrix product into blocks, and Triton's launch options.
 
     A block of the result has `rows` x `columns` numbers, and is summed in steps of `depth`.
-    `group`: the number of blocks of rows that run together and share weights. `parts`: 2 to add up
-    even and odd steps separately and add both sums at the end; for products by expert only.
+    `group`: the number of blocks of rows that run together and share weights. `parts`: 2 to sum
+    even and odd steps separately and then add both sums; only for products of rows in expert order.
     """
 
     rows: int

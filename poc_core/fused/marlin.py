@@ -7,10 +7,10 @@ the rows (vLLM: gptq_marlin_repack and marlin_permute_scales). The conversion to
 because the scales of MXFP4 numbers are powers of two.
 
 Marlin sums the even and the odd groups of 32 columns separately, and adds both sums at the end
-(`Tile.parts`). It computes whole tiles of the result, but divides the last tiles among all
-programs (vllm-project/vllm#24722, "two-tile stream-K"). A divided tile has several sums, each over
-a range of columns, which are added from the last range to the first. `last_tiles_` computes these
-tiles again.
+(`Tile.parts`). Each program computes complete tiles of the result, but the last tiles are divided
+among all programs (vllm-project/vllm#24722, "two-tile stream-K"). A divided tile has several sums,
+each over a range of columns, which are added from the last range to the first. `last_tiles_`
+computes the divided tiles again.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ _LAST_COLUMNS = 64
 
 
 class Division(NamedTuple):
-    """How Marlin divides a product: the columns of a tile, and its programs on a multiprocessor."""
+    """Marlin's division of a product: columns of a tile, and programs on one multiprocessor."""
 
     columns: int
     programs: int
@@ -116,8 +116,8 @@ def can_unpack(words: Tensor, scales: Tensor) -> bool:
 
 @triton.jit
 def _sum(x_at, weight_at, tile, longest, n_steps, COLUMNS: tl.constexpr):
-    """Returns the sums of a tile, in float32. `tile`: the number among the divided tiles; negative
-    for an undivided tile. `longest`: the steps of a program.
+    """Returns the sums of a tile, in float32. `tile`: the index among the divided tiles; negative
+    for an undivided tile. `longest`: the most steps that one program computes.
     """
     found = tl.zeros((ROWS, COLUMNS), tl.float32)
     begin = tile * n_steps
@@ -194,11 +194,11 @@ def last_tiles_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, place: Tensor,
     division: Division, opening: Opening | None = None,
 ) -> None:  # fmt: skip
-    """Computes the tiles again that Marlin divides among its programs, and writes them to `out`.
+    """Computes again the tiles that Marlin divides among its programs, and writes them to `out`.
 
-    `out`, `x`, `weights`, `share`, `opening`: as of `open_by_expert_`, or of `product_by_expert_`
-    if `opening` is None. `rows`: in blocks of ROWS, each expert's in ascending order. `place`:
-    (rows,) int32, the place of each row among rows in expert order.
+    `out`, `x`, `weights`, `share`, `opening`: see `open_by_expert_`; if `opening` is None, see
+    `product_by_expert_`. `rows`: in blocks of ROWS; the rows of an expert are in ascending order.
+    `place`: int32 (rows,), the index of each row in expert order.
     """
     n_columns, depth = weights.shape[1:]
     gpu = torch.cuda.get_device_properties(out.device)
@@ -214,7 +214,7 @@ def last_tiles_(
 
 
 def places(rows: Rows, n: int) -> Tensor:
-    """Returns the place of each of `n` rows in `rows.ids`, int32."""
+    """Returns the index in `rows.ids` of each of `n` rows: int32 (n,)."""
     place = torch.arange(len(rows.ids), dtype=torch.int32, device=rows.ids.device)
     found = torch.empty(n + 1, dtype=torch.int32, device=rows.ids.device)
     found[torch.where(place < rows.n, rows.ids, n).long()] = place  # n: rows of no token

@@ -1,8 +1,8 @@
 """Invitations of hosts in Redis. The operator writes an invitation; the API returns it only once.
 
-A token is identified by the hash of its id. The API can access the keys `poc:invite:*`, and cannot
-create users of Redis. The hosts with their users are in `proofline:hosts`, which only the
-operator's user of Redis can read.
+A token is identified by the hash of its id. The API can access the keys `poc:invite:*`, but cannot
+create Redis users. The hosts and their Redis users are in `proofline:hosts`, which only the
+operator's Redis user can read.
 """
 
 import time
@@ -63,7 +63,7 @@ class UnknownTokenError(ProoflineError):
 
 
 class SpentTokenError(ProoflineError):
-    """The token was used, has expired or is revoked; the text says which."""
+    """The token was used, has expired or is revoked; the error's text says which."""
 
 
 class Invitations:
@@ -90,7 +90,7 @@ class Invitations:
             pipe.execute()
 
     def revoke(self, name: str, host: HostUser) -> None:
-        """Deletes a host. Its invitation counts as revoked for REVOKED_S."""
+        """Deletes a host. Its invitation is reported as revoked for REVOKED_S seconds."""
         key = _key(host.token_sha256)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(HOSTS, name)
@@ -103,7 +103,7 @@ class Invitations:
     # For the API.
 
     def find(self, token_id: str) -> Invitation:
-        """Returns a token's invitation. UnknownTokenError if there is none."""
+        """Returns the invitation of the token with this id. UnknownTokenError if there is none."""
         return self.of_hash(hashed(token_id))
 
     def of_hash(self, token_sha256: str) -> Invitation:
@@ -117,8 +117,8 @@ class Invitations:
         return Invitation.model_validate(fields)
 
     def take(self, token_id: str, peer: str) -> tuple[Invitation, SealedOffer]:
-        """Returns a token's invitation and offer, only once. UnknownTokenError or SpentTokenError
-        if there is none. `peer`: the client's address.
+        """Returns the invitation and the offer of a token, only once. UnknownTokenError if the
+        token is unknown, SpentTokenError if it is not valid any more. `peer`: the client's address.
         """
         invitation = self.find(token_id)
         _check_open(invitation, self._clock())

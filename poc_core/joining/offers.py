@@ -1,7 +1,7 @@
-"""The operator's offer to a host: all that the host's workers need, without secrets.
+"""An offer to a new host: all that the host's workers need, without secrets.
 
 The host's password is derived from its token and the offer's salt, so the offer alone does not
-reveal the password. The seal is derived from the token too, so nobody else can change the offer.
+reveal the password. The offer's seal also needs the token, so nobody else can change the offer.
 """
 
 import hmac
@@ -35,11 +35,11 @@ SHARED = (
 
 
 class OfferError(ProoflineError):
-    """The offer was not written by the operator for this token."""
+    """An offer that the operator did not write for this token, or that is unreadable."""
 
 
 class Offer(BaseModel, frozen=True):
-    """An operator's offer to a host."""
+    """The Redis url, the Redis user and the settings that a new host gets from the operator."""
 
     name: str  # the host's name
     user: str  # the host's user of Redis
@@ -49,7 +49,7 @@ class Offer(BaseModel, frozen=True):
     settings: dict[str, str] = {}  # POC_ variables that all processes of a node share
 
     def url_for(self, token: Token) -> str:
-        """Returns the url of Redis with this host's user and password."""
+        """Returns the url of Redis with this host's user, and its password (from `token`)."""
         parts = urlsplit(self.redis_url)
         netloc = f"{self.user}:{token.password(self.salt)}@{parts.netloc}"
         return parts._replace(netloc=netloc, path=parts.path or "/0").geturl()
@@ -67,7 +67,7 @@ class SealedOffer(BaseModel, frozen=True):
         return cls(offer=text, seal=token.seal(text))
 
     def opened(self, token: Token) -> Offer:
-        """Returns the offer. OfferError if the seal does not match the token and the offer."""
+        """Returns the offer. OfferError if the seal does not match, or the offer is unreadable."""
         if not hmac.compare_digest(self.seal.encode(), token.seal(self.offer).encode()):
             raise OfferError(
                 "The answer was not written by who made the token: somebody between this host and"

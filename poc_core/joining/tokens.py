@@ -1,7 +1,7 @@
 """The token with which a host joins, and the values that are derived from the token.
 
-Only the operator and the host know the token. The API gets only the token's `id`, and Redis a hash
-of the id. Neither reveals the token or the host's password.
+Only the operator and the host know the token. The API gets only the token's `id`, and Redis stores
+a hash of the id. Neither the id nor the hash reveals the token or the host's password.
 """
 
 import hashlib
@@ -48,11 +48,11 @@ class Token:
         return self._derived("id")
 
     def password(self, salt: str) -> str:
-        """Returns the host's password for Redis: 64 hexadecimal digits."""
+        """Returns the host's Redis password: 64 hexadecimal digits. `salt`: from the offer."""
         return self._derived(f"password {salt}")
 
     def seal(self, text: str) -> str:
-        """Returns the seal of a text, which proves that its author knows this token."""
+        """Returns the seal (HMAC) of a text. It proves that the text's author knows this token."""
         return self._derived(f"seal {text}")
 
     def _derived(self, purpose: str) -> str:

@@ -1,7 +1,7 @@
-"""Connections to the Redis of a url, for redis-py and Celery.
+"""Connections to Redis, for redis-py and Celery.
 
-Only a primary outside a cluster is usable. If another server becomes the primary, connections are
-closed, and the next one asks the Sentinels or the DNS for the new primary.
+Only a primary outside a cluster is usable. If another server becomes the primary, connections to
+the old primary are closed. New connections ask the Sentinels or the DNS for the new primary.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,7 +39,7 @@ _TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ", "NOREP
 
 
 class WrongRedisError(ConnectionError):
-    """The server is no usable Redis, and will not become one."""
+    """The server can never be used, for example because it is a Redis Cluster."""
 
 
 class NoWritesError(ConnectionError):
@@ -47,7 +47,7 @@ class NoWritesError(ConnectionError):
 
 
 class _OfPrimary:
-    """A connection that closes when its server is no primary, or has become a replica."""
+    """A mixin that closes a connection if its server is not, or no longer, the primary."""
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
         made: Any = self
@@ -88,12 +88,12 @@ class SentinelSSLConnection(SentinelConnection, SSLConnection):
 
 
 class Sentinels(Sentinel):
-    """redis-py's Sentinels, with errors that explain why no primary is known."""
+    """A client of Redis Sentinels whose errors explain why no primary is known."""
 
     def __init__(
         self, hosts: Iterable[tuple[str, int]], sentinel_kwargs: Mapping[str, Any]
     ) -> None:
-        """`sentinel_kwargs`: redis-py's arguments for a Sentinel besides host and port."""
+        """`sentinel_kwargs`: redis-py's arguments for a Sentinel, except host and port."""
         # Without retries: the next Sentinel is asked instead.
         limits = {
             "socket_timeout": SENTINEL_TIMEOUT_S,
@@ -105,7 +105,7 @@ class Sentinels(Sentinel):
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """Returns the primary's address. MasterNotFoundError if the primary is down or no Sentinel
-        answers. WrongRedisError if the Sentinels do not know the name.
+        answers. WrongRedisError if the Sentinels know no master named `service_name`.
         """
         silent, known, is_known = [], set[str](), False
         for turn in range(len(self.sentinels)):
@@ -153,7 +153,7 @@ def why(error: Exception) -> str:
 
 
 def is_transient(error: Exception) -> bool:
-    """Returns True if the error is temporary and due to Redis itself, so any command would fail."""
+    """Returns True if the error is a temporary failure of Redis, in which any command may fail."""
     if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
         return True
     return isinstance(error, TRANSIENT)
@@ -202,7 +202,7 @@ def _hello(connection: Any) -> Mapping[Any, Any]:
 
 
 def _check(host: str, port: int, hello: Mapping[Any, Any]) -> None:
-    """Raises WrongRedisError or NoWritesError if the answer to HELLO is not a usable primary's."""
+    """Raises WrongRedisError or NoWritesError unless `hello` is the HELLO of a usable primary."""
     said = {str_if_bytes(name): str_if_bytes(value) for name, value in hello.items()}
     if said.get("mode") == "cluster":
         raise WrongRedisError(

@@ -25,7 +25,7 @@ _LOOKS = f"must look like redis://host:port/db (or rediss:// for TLS), or {_SENT
 
 @dataclass(frozen=True)
 class RedisUrl:
-    """A parsed url. Its repr leaves out fields that may contain a secret."""
+    """A parsed url of Redis. Its repr leaves out fields that may contain a secret."""
 
     tls: bool
     hosts: tuple[tuple[str, int], ...]  # address of the server, or addresses of the Sentinels
@@ -69,7 +69,7 @@ class RedisUrl:
 
     @property
     def broker(self) -> str:
-        """Celery's url of the server, or of one of its Sentinels, without options."""
+        """Celery's broker url: that of the server, or of one Sentinel, without options."""
         user = quote(self.server.get("username") or "", safe="")
         password = quote(self.server.get("password") or "", safe="")
         credentials = f"{user}:{password}@" if user or password else ""

@@ -24,8 +24,8 @@ class LayerTransform(Protocol):
     hidden_size: int
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """Returns a layer's output tensors, such as hidden_states and residual, transformed. May
-        overwrite `terms`. `layer`: the index in the complete model.
+        """Returns the transformed output tensors of a layer, such as hidden_states and residual.
+        May overwrite `terms`. `layer`: the index in the complete model.
         """
 
 
@@ -63,7 +63,7 @@ class Scheme(ABC):
         self.prepare()
 
     def prepare(self) -> None:
-        """Computes what all batches of the spec share. SpecError if an option is invalid."""
+        """Computes what all batches of the spec have in common. SpecError for an invalid option."""
         return
 
     def reflections(self) -> Tensor:
@@ -108,7 +108,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        """Returns a layer's output tensor x (..., hidden), transformed. Does not overwrite x."""
+        """Returns the transformed output x (..., hidden) of a layer. Does not overwrite x."""
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
         """Returns the transformed output tensors of a layer, see LayerTransform.transform_terms."""
@@ -119,7 +119,7 @@ class Scheme(ABC):
 
 
 class PrefillScheme(Scheme):
-    """A scheme with one forward pass. A nonce's value depends on its last position's state."""
+    """A scheme with one forward pass. A nonce's value depends on the state at the last position."""
 
     def begin(
         self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
@@ -129,12 +129,13 @@ class PrefillScheme(Scheme):
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         """Returns the nonces' values as a tensor with n rows, without waiting for the device.
-        `last_hidden`: (n, hidden), normed. A state that is not finite gives NaN: excluded.
+        `last_hidden`: (n, hidden), after the final norm. A row is NaN if its state is not finite;
+        the nonce is then excluded.
         """
 
     @abstractmethod
     def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
-        """Returns each nonce's JSON value, None if excluded, from `numbers` on the CPU."""
+        """Converts `numbers` (on the CPU) to one JSON value per nonce; None if excluded."""
 
     def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
         """Returns the JSON value of each nonce (see `numbers`). Waits for the device."""
@@ -166,7 +167,7 @@ class Batch(ABC):
 
     @abstractmethod
     def transform(self, step: int) -> LayerTransform | None:
-        """Returns the transformation of the layers' outputs in a forward pass; None without one."""
+        """Returns the transformation of layers' outputs in a forward pass; None if unchanged."""
 
     @property
     def layer_vectors(self) -> Tensor | None:
@@ -176,26 +177,27 @@ class Batch(ABC):
         return None
 
     def route_hashes(self, step: int, moe_layers: range) -> Tensor:
-        """Returns each nonce's hash in some MoE layers, for one step: int64 (layers, n). The hash
-        modulo the number of experts is the nonce's first expert. `moe_layers`: indices among the
-        model's MoE layers with seeded experts.
+        """Returns a hash for each MoE layer and nonce in one step: int64 (layers, n). The hash
+        modulo the number of experts is the index of the nonce's first expert. `moe_layers`: indices
+        among the model's MoE layers with seeded experts.
         """
         raise AssertionError("no step follows")
 
     def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor | None:
-        """Returns each token's first expert in an MoE layer: int64 (tokens,). The other experts
-        follow. None if the layer's router chooses. `moe_layer`: as in `route_hashes`.
+        """Returns the index of each token's first expert in an MoE layer: int64 (tokens,). Its
+        other experts have the next indices. None if the layer's router chooses the experts.
+        `moe_layer`: as in `route_hashes`.
         """
         return None
 
     @abstractmethod
     def take(self, step: int, states: Tensor) -> None:
-        """Stores a forward pass's results. `states`: (nonces, positions, hidden), normed."""
+        """Stores the states of a forward pass, after the final norm: (n, positions, hidden)."""
 
     @property
     def points(self) -> Tensor:
-        """The point of each nonce from the last forward pass: int64 (n,). It determines the input
-        of the nonce's next step. Callers may overwrite the tensor.
+        """The point (index in the codebook) of each nonce from the last forward pass: int64 (n,).
+        Points determine the inputs of the next step. Callers may overwrite the tensor.
         """
         raise AssertionError("no step follows")
 
@@ -209,7 +211,7 @@ class Batch(ABC):
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:
-        """Returns each nonce's JSON value, None if excluded, from `numbers` on the CPU."""
+        """Converts `numbers` (on the CPU) to one JSON value per nonce; None if excluded."""
 
 
 class PrefillBatch(Batch):

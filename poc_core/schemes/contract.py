@@ -35,7 +35,7 @@ class Reported:
 
 
 class Contract(ABC):
-    """A scheme's interface for all code except engines: `CONTRACT` in its `contract.py`."""
+    """A scheme's interface for all code except engines. Its `contract.py` defines `CONTRACT`."""
 
     name: ClassVar[str]  # the name of the scheme's folder
     options: ClassVar[type[Options]] = Options
@@ -50,21 +50,21 @@ class Contract(ABC):
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """Returns True if a body with these values of schemes' `marks` is this scheme's."""
+        """Returns True if a body with these identifying fields (`marks`) belongs to this scheme."""
         return any(name in marks for name in self.marks)
 
     def limits(
         self, spec: records.ProofSpec, info: records.ModelInfo
     ) -> dict[str, tuple[int, int]]:
-        """Returns a request's limited fields: name -> (requested value, model's limit)."""
+        """Returns the fields that a model limits: name -> (requested value, the model's limit)."""
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
     def why_not(self, spec: records.ProofSpec, info: records.ModelInfo) -> str:
-        """Says in a sentence why this model cannot compute the spec; "" if it can."""
+        """Returns a sentence that says why this model cannot compute the spec; "" if it can."""
         return ""
 
     def common(self, infos: Sequence[records.ModelInfo]) -> dict[str, JsonValue]:
-        """Returns scheme-specific limits that hold for all these models."""
+        """Returns the scheme-specific limits that hold for all the models `infos`."""
         return {}
 
     def max_batch(self, spec: records.ProofSpec, info: records.ModelInfo) -> int:
@@ -75,13 +75,14 @@ class Contract(ABC):
         self, spec: records.ProofSpec, n: int, part: int, info: records.ModelInfo
     ) -> records.ModelInfo:
         """Returns `info` with smaller limits, after a micro-batch of `n` nonces ran out of memory.
-        They allow at most half of it. `part`: the most nonces of one of its forward passes.
+        These limits allow at most half of that micro-batch. `part`: the most nonces in one of its
+        forward passes.
         """
         tokens = max(1, part * self.passes(spec).rows // 2)
         return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
 
     def passes(self, spec: records.ProofSpec) -> records.Passes:
-        """Returns each nonce's forward passes. SpecError if the options are invalid."""
+        """Returns the forward passes that compute one nonce. SpecError if an option is invalid."""
         return records.Passes(spec.seq_len)
 
     # Rounds.
@@ -95,14 +96,14 @@ class Contract(ABC):
     status_without_round: ClassVar[Mapping[str, JsonValue]] = {}
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Returns True if a round with the criteria `terms` reports this value."""
+        """Returns True if a round with the criteria `terms` sends this value to its receiver."""
         return True
 
     def status(
         self, record: records.RoundRecord, reported: Reported, elapsed_s: float, rate: float
     ) -> dict[str, Any]:
-        """Returns the values of a round's `status_fields`. `reported`: the nonces to list.
-        `elapsed_s`: the round's age. `rate`: nonces per second.
+        """Returns the fields of /status that only this scheme has (`status_fields`). `reported`:
+        the nonces to list. `elapsed_s`: the round's age. `rate`: nonces per second.
         """
         return {}
 
@@ -129,7 +130,7 @@ class Contract(ABC):
         return {"artifacts": [self.artifact(nonce, value) for nonce, value in pairs]}
 
     def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-        """Returns a job's artifacts as a JSON list, from JSON texts in the same order."""
+        """Builds the JSON list of a job's artifacts from the JSON texts of nonces and values."""
         loaded = load_all(values)
         artifacts = [
             self.artifact(int(nonce), value) for nonce, value in zip(nonces, loaded, strict=True)
@@ -147,8 +148,8 @@ class Contract(ABC):
     ) -> dict[str, Any]:
         """Compares claimed values with this node's values. Returns the fields of the answer.
 
-        `request`: has the criteria. `values`: this node's value of each nonce; None if excluded.
-        `claims`: the claimed value of each nonce.
+        `request`: contains the criteria. `values`: this node's value of each nonce; None if the
+        nonce is excluded. `claims`: the claimed value of each nonce.
         """
 
     # For engines without a model, and for the display of values.
@@ -167,12 +168,12 @@ class Contract(ABC):
         return str(value)
 
     def described(self, body: Mapping[str, Any]) -> str:
-        """Describes a round's options in a few words. `body`: from RoundBody.of."""
+        """Describes a round's options in a few words. `body`: the round's fields (RoundBody.of)."""
         return self.name
 
     def reported_of(self, status: Mapping[str, Any]) -> str:
-        """Says how many nonces of a round were reported, and by which criterion; "" if the scheme
-        reports all. `status`: the answer of GET /status.
+        """Returns a phrase that says how many nonces of a round were reported, by which criterion;
+        "" if the scheme reports all nonces. `status`: the answer of GET /status.
         """
         return ""
 
@@ -198,8 +199,9 @@ def contracts() -> list[Contract]:
 
 
 def recognised(marks: Mapping[str, Any], candidates: Sequence[Contract]) -> Contract:
-    """Returns the first candidate whose scheme recognises a request body by `marks` (see
-    Contract.recognises), else the first candidate without marks, else the first candidate.
+    """Returns the contract of the scheme to which a request body belongs. `marks`: the body's
+    fields that identify a scheme (Contract.marks). If no candidate recognises them, returns the
+    first candidate without identifying fields, or else the first candidate.
     """
     by_marks = (contract for contract in candidates if contract.recognises(marks))
     without = (contract for contract in candidates if not contract.marks)

@@ -41,7 +41,7 @@ class Options(BaseModel):
 
     @classmethod
     def checked(cls, spec: records.ProofSpec, hidden_size: int) -> Self:
-        """Returns a spec's options. SpecError if one is unknown, or invalid for the model."""
+        """Returns a spec's options. SpecError if an option is unknown, or invalid for the model."""
         try:
             return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
         except ValidationError as error:
@@ -128,13 +128,13 @@ class JobBody(Body):
     )
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
-        """Returns the criteria for a verdict on claimed values (POC_HONOUR_P_VALUE_THRESHOLD)."""
+        """Returns the criteria for a verdict on claims (see POC_HONOUR_P_VALUE_THRESHOLD)."""
         return {}
 
     def claims(self) -> dict[int, JsonValue] | None:
-        """Returns the claimed value of each nonce; None without claims. ClaimsError if their nonces
-        differ from `nonces`. An unreadable claim is a wrong claim, not an error: else a cheater
-        could make the validation fail.
+        """Returns the claimed value of each nonce; None if the request claims none. ClaimsError if
+        the claims' nonces differ from `nonces`. An unreadable claim counts as a wrong claim,
+        because with an error a cheater could make the validation fail.
         """
         return None
 
@@ -263,7 +263,7 @@ class SequenceRoundBody(PlacedRoundBody):
 
     @classmethod
     def beside_params_of(cls, spec: records.ProofSpec) -> dict[str, Any]:
-        """Returns the fields outside `params` that only this scheme has."""
+        """Returns the fields outside `params` that only this scheme has, filled from `spec`."""
         return {}
 
 
@@ -279,7 +279,7 @@ class BatchBody(BaseModel, ABC):
 
 
 def check_claimed(artifacts: Sequence[Mapping[str, object]], nonces: Sequence[int]) -> None:
-    """Raises ClaimsError unless `artifacts` has exactly one for each of `nonces`, in any order."""
+    """Raises ClaimsError unless `artifacts` has exactly one artifact for each of `nonces`."""
     found = {artifact["nonce"] for artifact in artifacts}
     if len(artifacts) != len(nonces) or found != set(nonces):
         raise errors.ClaimsError(

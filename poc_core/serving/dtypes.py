@@ -9,5 +9,5 @@ ALSO = {"half": "float16", "float": "float32"}
 
 
 def dtype_of(word: str) -> str:
-    """Returns the name in `Dtype` of vLLM's dtype `word`: float16 for half, float32 for float."""
+    """Returns the usual name of a dtype of vLLM: float16 for half, float32 for float."""
     return ALSO.get(word, word)

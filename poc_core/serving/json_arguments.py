@@ -1,5 +1,5 @@
-"""The allowed keys and values in JSON arguments of a deployment's `vllm serve`. Others might make
-vLLM import a class, load another model or write to a folder.
+"""The allowed keys and values in JSON arguments of a deployment's `vllm serve`. Other keys or
+values might make vLLM import a class, load another model or write to a folder.
 """
 
 import json

@@ -8,7 +8,7 @@ _READ_BY_SUPERVISORS = ("celery",)
 
 
 class _Format(logging.Formatter):
-    """Celery's log format for records of our modules, one without time for all others."""
+    """Celery's log format for records of our modules, a format without time for all others."""
 
     _of_others = logging.Formatter(logging.BASIC_FORMAT)
 
@@ -18,9 +18,9 @@ class _Format(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Logs to stderr: our modules and Celery from INFO on, others from WARNING on. Must be called
-    once, at the start of the process. Our loggers do not propagate, because a package that vLLM's
-    server imports raises the root logger's level (vLLM 0.25.1).
+    """Logs to stderr, from INFO on for our modules and Celery, and from WARNING on for other
+    modules. Must be called once, at the start of the process. Our loggers do not propagate, because
+    a package that vLLM's server imports raises the root logger's level (vLLM 0.25.1).
     """
     handler, of_others = logging.StreamHandler(), logging.StreamHandler()
     for one in (handler, of_others):

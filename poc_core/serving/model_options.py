@@ -35,5 +35,5 @@ class ModelOptions(BaseModel):
 
     @property
     def n_devices(self) -> int:
-        """The number of GPUs of one engine. On a CPU: the number of its processes."""
+        """The number of GPUs of one engine; without GPUs, the number of the engine's processes."""
         return self.tensor_parallel * self.pipeline_parallel

@@ -33,8 +33,8 @@ def error_body(
 
 
 def shaped(path: str, status: int, body: Any) -> Any:
-    """Converts an error's JSON (as {"detail": ...}, OpenAI's or Anthropic's) to the form that
-    clients of `path` expect. Other paths keep `body`.
+    """Converts an error body (FastAPI's {"detail": ...}, OpenAI's or Anthropic's) to the form that
+    clients of `path` expect. For paths that such clients do not use, returns `body` unchanged.
     """
     if not is_clients_path(path):
         return body

@@ -1,5 +1,5 @@
-"""The paths that the API forwards to a worker's vLLM (limits: poc_core/chat_bounds.py). All others
-get 404, including those that a new release of vLLM adds.
+"""The paths that the API forwards to a worker's vLLM (limits: poc_core/chat_bounds.py). All other
+paths get 404, including paths that a new release of vLLM adds.
 """
 
 import re
@@ -72,7 +72,7 @@ def is_clients_path(path: str) -> bool:
 
 
 def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns those of a server's routes that the API forwards, such as "POST /v1/score"."""
+    """Returns the routes in `routes` that the API forwards to workers, such as "POST /v1/score"."""
     return sorted({f"{method} {path}" for method, path in routes} & {*PASSED_ON})
 
 

@@ -10,8 +10,8 @@ NEVER = -9999.0
 
 def position_distance(executor: Mapping[Any, float], validator: Mapping[Any, float]) -> float:
     """Returns the distance of two answers at one position, from 0 to 0.5. `executor`, `validator`:
-    the logprobs of each answer's best tokens. A token that the executor lacks is extrapolated from
-    the executor's two lowest logprobs.
+    the logprobs of each answer's best tokens. If the executor lacks a token of the validator, the
+    token's logprob is extrapolated from the executor's two lowest logprobs.
     """
     if not executor or not validator:
         return 0.5

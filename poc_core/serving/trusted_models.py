@@ -31,8 +31,8 @@ def parse_trusted(text: str) -> frozenset[str]:
 def why_not_trusted(
     model: str, arguments: Mapping[str, str], trusted: Collection[str]
 ) -> str | None:
-    """Returns why engines must not run the model's code; None if they may. `arguments`: the last
-    value of each argument of `vllm serve`, by name without dashes.
+    """Returns why engines must not run the code of this model; None if they may. `arguments`: the
+    last value of each argument of `vllm serve`, by name without dashes.
     """
     for name in _ELSEWHERE:
         if name in arguments:

@@ -178,8 +178,8 @@ def _name(option: str) -> str:
 
 
 def _known(option: str) -> str:
-    """Returns an argument's complete name for its name or beginning, like vLLM. ArgumentsError if
-    it is ambiguous, or not allowed in a deployment.
+    """Returns the complete name of an argument whose name may be abbreviated, as in vLLM.
+    ArgumentsError if the name is ambiguous, or not allowed in a deployment.
     """
     name = _name(option)
     if name in _KNOWN:

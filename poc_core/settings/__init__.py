@@ -47,7 +47,7 @@ class Settings(RedisSettings, CallbackSettings, ChatSettings, ProofSettings, Api
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Reads the settings, except `overrides`. SettingsError names the invalid variables."""
+    """Reads the settings; `overrides` have priority. SettingsError names the invalid variables."""
     try:
         given = {name: value for name, value in overrides.items() if value is not None}
         return Settings(**given)  # type: ignore[arg-type]

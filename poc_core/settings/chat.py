@@ -8,7 +8,7 @@ from poc_core.settings.theme import Theme, parsed
 
 
 class ChatPolicy(NamedTuple):
-    """How chat and proofs share the engine. `fraction`: the proofs' share of time with `share`."""
+    """How chat and proofs share the engine. `fraction`: the proofs' time in the mode `share`."""
 
     mode: Literal["yield", "share", "exclusive", "off"]
     fraction: float = 0.0

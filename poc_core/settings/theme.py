@@ -13,7 +13,7 @@ class Theme(BaseSettings):
 
 
 def parsed(parse: Callable[[str], object]) -> AfterValidator:
-    """Returns pydantic's check of a text setting. `parse` raises ValueError for an invalid text."""
+    """Returns a pydantic validator for a text setting. `parse` raises ValueError if invalid."""
 
     def check(text: str) -> str:
         parse(text)

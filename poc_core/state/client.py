@@ -37,13 +37,13 @@ class Store(BaseStore):
 
 
 def server_clock(redis: Any) -> Callable[[], float]:
-    """Returns a clock, in seconds since the epoch, that all hosts share: that of Redis."""
+    """Returns a function that reads the clock of Redis' machine, in seconds since the epoch."""
     return lambda: float("{}.{:06}".format(*redis.time()))
 
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:
-    """Returns a client that threads may share. It connects on first use, and returns bytes.
-    `patient`: True to retry a command after a timeout too.
+    """Returns a Redis client that threads may share. The client connects on first use, and returns
+    bytes. `patient`: True to retry a command also after a timeout.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return connections.client(

@@ -46,7 +46,7 @@ class DeploymentStore(Store):
 
     def deploy(self, wanted: deployments.Deployment) -> int:
         """Stores the deployment that every host must follow. Returns its generation. DeployedError
-        if a model already runs or starts. NoHostError without a live host.
+        if a model already runs or starts. NoHostError if no host is live.
         """
         outcome, generation = self._set(wanted, "request")
         if outcome == "deployed":
@@ -59,8 +59,8 @@ class DeploymentStore(Store):
         return generation
 
     def withdraw(self, keeps: bool = False) -> int:
-        """Withdraws the deployment, so that no model runs. Returns the generation. `keeps`: True if
-        hosts that load engines continue for KEPT_S, in case the model is deployed again.
+        """Withdraws the deployment, so that no model runs. Returns the new generation. `keeps`:
+        True to let hosts continue to load engines for KEPT_S, in case the model is deployed again.
         """
         return int(self._withdraw([keys.DEPLOYMENT, keys.MODELS], [self._clock(), int(keeps)]))
 
@@ -92,7 +92,7 @@ class DeploymentStore(Store):
         return sorted(found, key=lambda one: one.host)
 
     def machines(self) -> list[MachineFigures]:
-        """Returns the latest figures of each live host's machine, sorted by host name."""
+        """Returns the latest measurements of each live host's machine, sorted by host name."""
         found = self._of_hosts(MachineFigures, "machine of host", keys.host_machine)
         by_host = {one.host: one for one in sorted(found, key=lambda one: one.read_at)}
         return [by_host[host] for host in sorted(by_host)]
@@ -106,21 +106,21 @@ class DeploymentStore(Store):
         return [name.decode(errors="replace") for name in self._redis.zrange(keys.HOSTS, 0, -1)]
 
     def elapsed_s(self, record: deployments.DeploymentRecord) -> float:
-        """Returns the seconds from a request until the model was served or failed, or until now."""
+        """Returns the seconds from the request until the model served or failed, or until now."""
         return (record.settled_at or self._clock()) - record.asked_at
 
     # Hosts: begin, report, leave.
 
     def deploy_first(self, wanted: deployments.Deployment, host_id: str) -> bool:
-        """Deploys the --model of a host that starts. Returns False if the present deployment stays:
-        if other hosts live; or if it was requested or has the same model, unless it failed or was
-        withdrawn.
+        """Deploys the --model of a starting host. Returns False if the current deployment stays.
+        The deployment stays if other hosts live. It also stays if a client requested it or it has
+        the same model, unless it failed or was withdrawn.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
 
     def restore(self, known: deployments.DeploymentRecord, host: str) -> bool:
-        """Stores the record `known` again, which Redis has lost. `host`: this host's name, for an
-        event. Returns False if Redis has a newer record, or one of a later request.
+        """Stores a deployment's record that Redis has lost. Returns False if Redis has a newer
+        record or the record of a later request. `host`: this host's name, for the event.
         """
         wanted = known.wanted
         fields = {
@@ -149,7 +149,7 @@ class DeploymentStore(Store):
         self._redis.set(keys.host_logs(host_id), logs.model_dump_json(), ex=ttl_s)
 
     def store_machine(self, host_id: str, figures: MachineFigures) -> None:
-        """Stores a machine's figures apart from the heartbeats, which must be small."""
+        """Stores a machine's measurements, separately from heartbeats, which must be small."""
         self._redis.set(keys.host_machine(host_id), figures.model_dump_json(), ex=FIGURES_S)
 
     def leave(self, host_id: str) -> None:
@@ -162,7 +162,7 @@ class DeploymentStore(Store):
             self._redis.delete(keys.HOSTS)
 
     def drop_silent(self) -> None:
-        """Makes the record of each host that does not report again expire."""
+        """Sets a TTL for the record of each host. The records of hosts that report again stay."""
         for host_id in self._host_ids():
             self._redis.expire(keys.host(host_id), self._settings.worker_ttl_s)
 

@@ -58,7 +58,7 @@ class DownloadStore(scripts.BaseStore):
         return self.by_name(name_of(hf_repo, hf_commit))
 
     def by_name(self, name: str) -> Download | None:
-        """Returns the download repository@commit; None if it is missing or unreadable."""
+        """Returns the download named repository@commit; None if it is missing or unreadable."""
         raw = self._redis.hget(keys.DOWNLOADS, name)
         if raw is None:
             return None
@@ -69,13 +69,13 @@ class DownloadStore(scripts.BaseStore):
         return [one for one in map(self.by_name, names) if one and one.state == "running"]
 
     def end(self, download: Download, error: str | None = None) -> bool:
-        """Stores a download's success or `error`. Returns False if it was cancelled."""
+        """Stores a download's success or `error`. Returns False if the download was cancelled."""
         ended = asdict(download) | {"state": "done" if error is None else "failed", "error": error}
         args: list[Any] = [download.name, download.task_id, json.dumps(ended), _KEPT_S]
         return bool(self._end([keys.DOWNLOADS, keys.DOWNLOADS_WANTED], args))
 
     def forget(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Cancels a download, whose process ends at its next `renew`. False if none was active."""
+        """Cancels a download. Its process ends at the next `renew`. Returns False if not active."""
         name = name_of(hf_repo, hf_commit)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(keys.DOWNLOADS_WANTED, name)
@@ -89,7 +89,7 @@ class DownloadStore(scripts.BaseStore):
     # The process that downloads.
 
     def renew(self, download: Download) -> bool:
-        """Stores that the process lives. Returns False if the download was cancelled."""
+        """Stores that the download's process is alive. Returns False if it was cancelled."""
         self._redis.set(keys.download(download.task_id), "1", ex=ALIVE_S)
         wanted = self._redis.hget(keys.DOWNLOADS_WANTED, download.name)
         return bool(wanted == download.task_id.encode())

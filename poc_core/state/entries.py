@@ -34,8 +34,9 @@ def packed(
 
 
 def halves(counted: bytes, is_body: bool) -> tuple[bytes, bytes] | None:
-    """Splits an outbox's entry `counted` into two, each with its count; None if that is impossible.
-    `is_body`: True for the body of a job's callback; only the first half has its excluded nonces.
+    """Splits an outbox's entry (`n|entry`) into two such entries; None if the entry cannot be
+    split. `is_body`: True if the entry is the body of a job's callback. The first half then lists
+    all excluded nonces.
     """
     entry = without_count(counted)
     body: dict[str, Any] = json.loads(entry) if is_body else {}

@@ -1,5 +1,5 @@
-"""The node's events: sentences about what an operator may later want to know. Scripts store the
-event of their change in the same atomic step (`note_event` in lua/common.lua).
+"""The node's events: sentences for the operator about past changes. A Lua script that changes the
+state also stores the event, in the same atomic step (`note_event` in lua/common.lua).
 """
 
 from functools import partial
@@ -21,12 +21,12 @@ class Event(BaseModel, frozen=True):
 
 
 class Events(scripts.BaseStore):
-    """The store of the last 1,000 events. Each kind has its limit (MOST_EVENTS in common.lua)."""
+    """The store of the last 1,000 events, with a limit per kind (MOST_EVENTS in common.lua)."""
 
     _note = scripts.of_store("note_event")
 
     def note(self, kind: Kind, text: str, about: str = "") -> None:
-        """Stores an event with the current time. `about`: see Event."""
+        """Stores an event with the current time. `about`: an id or a name, see Event."""
         self._note([], [kind, text, about, self._clock()])
 
     def count(self) -> int:

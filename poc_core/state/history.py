@@ -36,7 +36,7 @@ Counts = Mapping[str, int]
 
 
 class History(scripts.BaseStore):
-    """The store of the history. Each time step is a hash with a TTL."""
+    """The store of the counts. Each time step is a Redis hash with a TTL."""
 
     def add(self, second: float, counts: Counts) -> None:
         """Adds counts to the time steps that contain `second`: one step of each length."""
@@ -49,7 +49,7 @@ class History(scripts.BaseStore):
             pipe.execute()
 
     def read(self, step_s: int, first: int, n: int = SHOWN) -> list[dict[str, int]]:
-        """Returns the counts of `n` time steps of `step_s` seconds from `first` on."""
+        """Returns the counts of `n` time steps of `step_s` seconds, from the second `first` on."""
         current = self._redis.get(keys.CURRENT_ROUND)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.counted(current.decode() if current else ""))
@@ -70,7 +70,7 @@ class History(scripts.BaseStore):
 
 
 def shares(redis: Redis, key: str) -> dict[str, int]:
-    """Returns how many nonces each worker (by name) computed for a job or round, by its `key`."""
+    """Returns worker's name -> computed nonces, for the job or round whose hash has this `key`."""
     # Other fields of a job's hash are not read: the answer may take megabytes.
     connection: Any = redis
     fields = sorted(field for field in connection.hkeys(key) if field.startswith(_SHARE))
@@ -79,14 +79,14 @@ def shares(redis: Redis, key: str) -> dict[str, int]:
 
 
 def bucket(seconds: float) -> str:
-    """Returns the field that counts streams whose first token came after `seconds`."""
+    """Returns the name of the counter for streams whose first token took `seconds`."""
     index = math.ceil(math.log(max(seconds, _FIRST_S) / _FIRST_S, _FACTOR))
     return f"{FIRST_TOKEN}{min(_MOST_BUCKETS, index)}"
 
 
 def first_token_p95(steps: Iterable[Counts]) -> float | None:
-    """Returns the 95th percentile of the seconds to the first token; None without streams. It is up
-    to 20 % too high, because streams are counted in buckets.
+    """Returns the 95th percentile of the seconds to the first token; None if there are no streams.
+    The percentile is up to 20 % too high, because streams are counted in buckets.
     """
     counts: dict[int, int] = {}
     for step in steps:

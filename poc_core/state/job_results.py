@@ -23,8 +23,9 @@ class Part(NamedTuple):
 def answer_texts(
     record: records.JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
 ) -> Iterator[bytes]:
-    """Yields the JSON of GET /generate/{id} in texts, about one for each part; one for a
-    validation. `claimed`: nonce -> JSON of the claim. TooFewValuesError if no verdict is possible.
+    """Yields the JSON of GET /generate/{id} in pieces: about one piece for each part of the
+    results, or a single piece for a validation. `claimed`: nonce -> JSON of the claim.
+    TooFewValuesError if no verdict is possible.
     """
     if record.kind is records.JobKind.VALIDATE:
         yield _verdict(record, parts, claimed)
@@ -49,9 +50,9 @@ def answer_texts(
 
 
 def callback_opening(record: records.JobRecord, answer: bytes) -> bytes:
-    """Returns the first text of a callback's body (protocol.md, section 6). `answer`: the first
-    text of the job's answer, whose status the block, key and node replace. Later texts are the
-    same.
+    """Returns the first piece of a callback's body (protocol.md, section 6), from the first piece
+    of the job's answer. The body has the block, key and node instead of the answer's status. All
+    later pieces of the answer and of the body are equal.
     """
     opening, rest = answer.split(b", ", 1)
     assert opening.startswith(b'{"status": ')

@@ -159,8 +159,9 @@ class JobStore(Store):
         return self._end_job(job_id, records.JobStatus.CANCELLED, "")
 
     def cancel_queued(self) -> int:
-        """Cancels jobs that have not started and whose client does not wait. Returns their number.
-        Deletes the Celery messages of their models: workers find other jobs without messages.
+        """Cancels jobs that have not started and whose client does not wait. Returns the number of
+        cancelled jobs. Deletes the Celery messages of these jobs' models, because workers also find
+        jobs without messages.
         """
         n_cancelled = 0
         for model in self._models():
@@ -197,8 +198,8 @@ class JobStore(Store):
         return ActiveJobs(*sums)
 
     def newest(self, most: int, most_old: int) -> list[str]:
-        """Returns the ids of the `most` newest jobs (at most 100), the newest first, then of each
-        model's `most_old` oldest active jobs.
+        """Returns ids of jobs: first the `most` newest jobs (at most 100), the newest first, then
+        the `most_old` oldest active jobs of each model.
         """
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.lrange(keys.NEWEST_JOBS, 0, most - 1)
@@ -209,11 +210,15 @@ class JobStore(Store):
         return [job_id.decode() for job_id in dict.fromkeys(found)]
 
     def total_processed(self) -> int:
-        """Returns the number of computed nonces since a pause of job_ttl_sec."""
+        """Returns the number of nonces that workers computed. Redis deletes this count if no nonce
+        is computed for job_ttl_sec seconds.
+        """
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Returns the validations by verdict ("honest", "fraud") since a pause of 30 days."""
+        """Returns verdict ("honest", "fraud") -> number of validations. Redis deletes these counts
+        after 30 days without a validation.
+        """
         return self._by_verdict(keys.VERDICTS)
 
     def validations(self, at: float) -> dict[str, int]:
@@ -233,15 +238,15 @@ class JobStore(Store):
         return found[0].decode() if found else None
 
     def note_waiting(self, job_ids: Sequence[str], what: str) -> bool:
-        """Stores what the jobs wait for: "chat", or "" if they continue. Returns False if none can
-        be computed now, because all have ended or a round uses the workers.
+        """Stores what the jobs wait for: "chat", or "" if they continue. Returns False if no job
+        can be computed now, because all have ended or a round uses the workers.
         """
         names = [keys.job(job_id) for job_id in job_ids]
         return bool(self._note_waiting(names, [what, self._settings.job_ttl_sec]))
 
     def finish(self, job_id: str) -> bool:
         """Builds and stores the answer of a job whose batches are all done. Returns True if this
-        call stored it. The job fails after MAX_FINISHES unsuccessful attempts.
+        call stored the answer. The job fails after MAX_FINISHES unsuccessful attempts.
         """
         limits = [_FINISH_LOCK_S, MAX_FINISHES, self._clock(), self._ended_ttl_s]
         if not self._begin_finish([keys.job(job_id)], [uuid.uuid4().hex, *limits]):
@@ -320,7 +325,7 @@ class JobStore(Store):
             pipe.execute()
 
     def _pieces(self, job_id: str, n_bytes: int) -> Iterator[bytes]:
-        """Yields the pieces of an answer. OSError if a piece has expired."""
+        """Yields the pieces of a stored answer. OSError if a piece has expired."""
         index = 0
         while n_bytes > 0:
             piece = self._redis.lindex(keys.job(job_id) + ":result", index)

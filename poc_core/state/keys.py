@@ -40,14 +40,14 @@ def round(round_id: str) -> str:
 
 
 def counted(round_id: str) -> str:
-    """Returns the key of a round's latest counts: hash second|worker -> computed nonces. They are
-    moved to other keys once a second (`spread_counts` in lua/common.lua).
+    """Returns the key of a round's latest counts: hash second|worker -> computed nonces. Once a
+    second these counts are moved to other keys (`spread_counts` in lua/common.lua).
     """
     return f"{round(round_id)}:counted"
 
 
 def generating(model: str) -> str:
-    """Returns the key of the id of the round that generates with this model, if there is one."""
+    """Returns the key that stores the id of the round that generates with this model."""
     return f"poc:round:generating:{model}"
 
 
@@ -89,7 +89,7 @@ def line(model: str) -> str:
 
 
 def reaper(model: str) -> str:
-    """Returns the key of the worker that last checked a model for stuck jobs. It expires soon."""
+    """Returns the key that stores which worker checked a model for stuck jobs recently."""
     return f"poc:jobs:reaper:{model}"
 
 
@@ -99,7 +99,7 @@ def worker(worker_id: str) -> str:
 
 
 def deaths(request: str) -> str:
-    """Returns the key of the set of the workers whose engines died during this chat request."""
+    """Returns the key of the set of workers whose engines died during this chat request."""
     return f"poc:chat:deaths:{request}"
 
 
@@ -109,17 +109,17 @@ def host(host_id: str) -> str:
 
 
 def host_logs(host_id: str) -> str:
-    """Returns the key of the last log lines of a host's workers, as JSON."""
+    """Returns the key that stores the last log lines of a host's workers, as JSON."""
     return f"poc:host:{host_id}:logs"
 
 
 def host_machine(host_id: str) -> str:
-    """Returns the key of the figures of a host's machine, as JSON."""
+    """Returns the key that stores the measurements of a host's machine, as JSON."""
     return f"poc:host:{host_id}:machine"
 
 
 def past(step_s: int, begin: int) -> str:
-    """Returns the key of the hash of the history's time step that begins at second `begin`."""
+    """Returns the key of the hash of counts of one time step, which begins at second `begin`."""
     return f"poc:past:{step_s}:{begin}"
 
 

@@ -51,7 +51,7 @@ class Receivers(scripts.BaseStore):
 
 
 def backoff_s(failures: int) -> float:
-    """Returns the seconds until the next try, at random. `failures`: tries before this one."""
+    """Returns a random number of seconds to wait until the next try. `failures`: earlier tries."""
     longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(failures, _MOST_DOUBLINGS))
     return longest * random.uniform(0.5, 1.0)  # jitter: nodes must not retry in sync
 
@@ -80,8 +80,8 @@ class Due:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A payload that is locked for one courier, which must call Outbox.renew regularly, and finally
-    one of Outbox.delivered, failed, halved, dropped and gone.
+    """A payload that is locked for one courier. The courier must call Outbox.renew regularly, and
+    finally one of Outbox.delivered, failed, halved, dropped and gone.
     """
 
     outbox_id: str
@@ -113,8 +113,9 @@ class Outbox(Store):
         return float(self._settings.delivery_lock_s)
 
     def announce(self, trouble: str = "") -> list[Due]:
-        """Returns the outboxes whose delivery is due, again after `lock_s` seconds if still due.
-        Stores the couriers' sign of life. `trouble`: BAD_CERTIFICATES or "".
+        """Returns the outboxes whose delivery is due. An outbox is returned again after `lock_s`
+        seconds if it is still due. Also stores that a courier is alive, and its problem `trouble`:
+        BAD_CERTIFICATES or "".
         """
         now = self._clock()
         args: list[str | float] = [now, now + self.lock_s, _MOST_DUE, keys.COURIER_KNOWN_S, trouble]
@@ -126,12 +127,12 @@ class Outbox(Store):
         return [one for one in due if one is not None]
 
     def leave(self) -> None:
-        """Deletes the couriers' sign of life; other couriers store it again (`announce`)."""
+        """Deletes the record that a courier is alive. Other couriers store it again."""
         self._redis.delete(keys.COURIER)
 
     def take(self, outbox_id: str) -> Delivery | None:
-        """Locks the next payload of an outbox for this courier. Returns None if nothing is due,
-        another courier has the lock, or it is unreadable. OutboxExpiredError, once, if it expired.
+        """Locks the next payload of an outbox for this courier. Returns None if nothing is due, the
+        outbox is locked or it is unreadable. OutboxExpiredError, once, if the outbox has expired.
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         ttl_s = self._settings.callback_retention_sec
@@ -163,7 +164,7 @@ class Outbox(Store):
         return self._end_with(delivery, "delivered", self._settings.callback_interval_sec)
 
     def failed(self, delivery: Delivery, error: str, retry_after_s: float | None = None) -> float:
-        """Keeps a payload whose delivery failed. Returns the seconds until the next try.
+        """Keeps a payload after a failed delivery. Returns the seconds until the next try.
         `retry_after_s`: the receiver's Retry-After, limited to LONGEST_WAIT_S.
         """
         wait_s = backoff_s(delivery.failures)
@@ -173,7 +174,7 @@ class Outbox(Store):
         return wait_s
 
     def halved(self, delivery: Delivery, why: str) -> bool:
-        """Divides a payload that is too large into smaller ones. If that is impossible, returns
+        """Divides a payload that is too large into smaller payloads. If that is impossible, returns
         False and changes nothing; the caller must end the delivery by another method.
         """
         key, parts = keys.outbox(delivery.outbox_id), (b"", b"")
@@ -188,15 +189,17 @@ class Outbox(Store):
         return True
 
     def dropped(self, delivery: Delivery, error: str) -> bool:
-        """Deletes a payload after POC_CALLBACK_MAX_RETRIES tries. Returns as `delivered`."""
+        """Deletes a payload after the last try. Returns False if another courier has the lock."""
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
     def gone(self, delivery: Delivery, error: str) -> bool:
-        """Deletes an outbox's payloads and url after status 410. Returns False as `delivered`."""
+        """Deletes an outbox's payloads and url after status 410. Returns False if another courier
+        has the lock.
+        """
         return self._end_with(delivery, "gone", self._settings.callback_interval_sec, error)
 
     def drop_failing(self) -> int:
-        """Deletes jobs' callbacks that failed BREAKS_AT tries in a row. Returns how many."""
+        """Deletes jobs' callbacks after BREAKS_AT failed tries in a row. Returns their number."""
         args = [self._clock(), self._settings.callback_retention_sec, BREAKS_AT]
         return int(self._drop_failing([keys.OUTBOX_JOBS], args))
 

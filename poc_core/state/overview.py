@@ -1,5 +1,5 @@
 """The node's round, queue, receivers and workers, read by one script for many polling clients.
-Separate reads would be slow: after each, a thread waits for Python's lock.
+Separate reads would be slow, because after each read a thread waits for Python's global lock.
 """
 
 import json
@@ -28,8 +28,8 @@ RATE_WINDOW_S = 10
 
 @dataclass(frozen=True)
 class RoundRates:
-    """The nonces that each worker (by id) computed for a round: in total, and per second. The rates
-    are means over RATE_WINDOW_S, or over the age of a younger round.
+    """The nonces that each worker (by id) computed for a round, in total and per second. Rates are
+    means over RATE_WINDOW_S, or over the round's age if the round is younger.
     """
 
     totals: Mapping[str, int]
@@ -161,8 +161,9 @@ def _report(found: Sequence[Any]) -> deployments.HostReport | None:
 
 
 def _gone(hosts: Sequence[Sequence[Any]], living: Collection[str]) -> list[GoneHost]:
-    """Returns the hosts without a report, except those with a name in `living`. `hosts`: from
-    read_overview.lua. An id such as host1-4242-3fa9c1 begins with the host's name.
+    """Returns the hosts that do not report any more, except hosts whose name is in `living`.
+    `hosts`: from read_overview.lua. A host's id, such as host1-4242-3fa9c1, begins with the host's
+    name.
     """
     found = {
         name.decode(errors="replace").rsplit("-", 2)[0]: float(at)

@@ -47,7 +47,9 @@ def readable(name: str, parse: Callable[[], T]) -> T | None:
 
 
 def answers(pipe: Any) -> list[Any]:
-    """Executes a pipeline. A result is an exception only for a key of the wrong type."""
+    """Executes a pipeline and returns the results. For a key of the wrong type the result is an
+    exception; other errors are raised.
+    """
     found: list[Any] = pipe.execute(raise_on_error=False)
     for one in found:
         if isinstance(one, Exception) and "WRONGTYPE" not in str(one):
@@ -103,7 +105,9 @@ class SilentReceiver:
 
 
 def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
-    """Returns at most 20 receivers that failed BREAKS_AT tries, from (name, failures, next_at)."""
+    """Returns at most 20 receivers that failed at least BREAKS_AT tries. `found`: name, failures
+    and next_at of each receiver.
+    """
     silent = [
         SilentReceiver(name.decode(), int(n), float(at))
         for name, n, at in found
@@ -124,7 +128,9 @@ def round_record(round_id: str, values: Sequence[bytes | None]) -> records.Round
 
 
 def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[records.WorkerRecord]:
-    """Returns the live workers by id, from (id, JSON record); empty if a worker is dead."""
+    """Parses pairs of a worker's id and JSON record. Returns the live workers, sorted by id. A dead
+    worker's record is empty.
+    """
     alive = (
         readable(f"worker {name.decode(errors='replace')!r}", partial(_WORKER.validate_json, raw))
         for name, raw in found
@@ -134,8 +140,8 @@ def worker_records(found: Iterable[tuple[bytes, bytes]]) -> list[records.WorkerR
 
 
 def deployment_record(found: Mapping[bytes, bytes]) -> deployments.DeploymentRecord | None:
-    """Parses a deployment's hash; None if nothing was ever deployed. An unreadable hash becomes a
-    failed deployment, whose error says what the operator must do.
+    """Parses a deployment's hash. Returns None if nothing was ever deployed. An unreadable hash
+    becomes a failed deployment, whose error says what the operator must do.
     """
     if not found:
         return None

@@ -79,8 +79,8 @@ class WorkerRegistry(Store):
         return bool(self._redis.pexpire(keys.worker(worker_id), ttl_ms))
 
     def drop_silent(self, wait_s: float) -> int:
-        """Removes all workers without a heartbeat within `wait_s` seconds. Returns their number. A
-        revoked host may have written records with any name and time.
+        """Removes all workers that send no heartbeat for the next `wait_s` seconds. Returns their
+        number. Ignores stored times, because a revoked host may have written any records.
         """
         prefix, now = keys.WORKER_PREFIX.encode(), self._clock()
         silent = {name.removeprefix(prefix) for name in self._redis.scan_iter(prefix + b"*")}
@@ -96,21 +96,22 @@ class WorkerRegistry(Store):
         return sum(self._redis.delete(prefix + worker_id) for worker_id in silent)
 
     def remove_ended(self, host_id: str, pids: Collection[int]) -> None:
-        """Removes a supervisor's workers (HostReport.id) whose processes have ended."""
+        """Removes the workers of the supervisor `host_id` whose processes `pids` have ended."""
         for worker in self.live():
             if worker.host_id == host_id and worker.pid in pids:
                 self.remove(worker.id)
 
     def remove(self, worker_id: str) -> None:
-        """Removes a worker and its Celery bindings. Its leases are free for others at once."""
+        """Removes a worker and its Celery bindings. Other workers may lease its work at once."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.worker(worker_id), queues.bindings(queues.worker_queue(worker_id)))
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
 
     def died_with(self, worker_id: str, request: str, what: str) -> int:
-        """Counts a worker whose engine died during a chat request. Returns their number; two refuse
-        the request for DEADLY_S. `request`: its fingerprint. `what`: its description.
+        """Stores that a worker's engine died during a chat request. Returns the number of such
+        workers. If there are two, the request is refused for DEADLY_S seconds. `request`: the
+        request's fingerprint. `what`: the request's description for an event.
         """
         now = self._clock()
         with self._redis.pipeline(transaction=True) as pipe:
@@ -128,16 +129,16 @@ class WorkerRegistry(Store):
         return n
 
     def outlived(self, request: str) -> None:
-        """Deletes the count of `died_with`, because an engine has answered the request."""
+        """Forgets the engines that died during a request, because an engine has answered it."""
         self._redis.delete(keys.deaths(request))
 
     def deadly(self) -> frozenset[str]:
-        """Returns the fingerprints of the chat requests that are refused, because engines died."""
+        """Returns the fingerprints of chat requests that are refused because engines died."""
         found = self._redis.zrangebyscore(keys.DEADLY, self._clock(), "+inf")
         return frozenset(one.decode() for one in found)
 
     def n_deadly(self) -> int:
-        """Returns how many different chat requests have become refused because engines died."""
+        """Returns how many different chat requests have been refused because engines died."""
         return int(self._redis.get(keys.DEADLY_TOTAL) or 0)
 
     def is_alive(self, worker_id: str) -> bool:
@@ -185,9 +186,9 @@ class WorkerRegistry(Store):
             pipe.execute()
 
     def ports(self) -> set[int | tuple[callbacks.Address, int]]:
-        """Returns the ports of workers' chat servers, and the addresses and ports of APIs, also of
-        those that stopped recently. A worker's port has no address: otherwise a host could make a
-        receiver's address count as the node's own.
+        """Returns the ports of workers' chat servers, and the addresses and ports of APIs. Includes
+        servers that stopped recently. Leaves out workers' addresses, because a host could report
+        the address of a receiver as its own.
         """
         now, known_s = self._clock(), self._known_s
         found = [

@@ -28,7 +28,7 @@ class RoundStore(Store):
     _read_reported = scripts.of_store("read_reported")
 
     def store(self, config: RoundConfig, state: RoundState) -> str:
-        """Stores a round as current, and returns its id. RoundError if a round is generating."""
+        """Stores a new current round, and returns its id. RoundError if a round is generating."""
         round_id = uuid.uuid4().hex
         names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
         names += [keys.generating(config.model), keys.FOLLOWED_ROUNDS]
@@ -53,8 +53,9 @@ class RoundStore(Store):
         return round_record(round_id, self._redis.hmget(keys.round(round_id), RECORD_FIELDS))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
-        """Changes a round's state unless it is STOPPED. Returns the previous state; None if the
-        round expired. Workers finish at most two more slices. `error`: why it stopped itself.
+        """Changes a round's state unless the round is STOPPED. Returns the previous state; None if
+        the round has expired. Workers finish at most two more slices. `error`: why the round
+        stopped by itself.
         """
         before = self._switch(
             [keys.round(round.round_id), keys.generating(round.config.model)],
@@ -91,7 +92,7 @@ class RoundStore(Store):
         self, round_id: str, first: int | None = None, most: int = MOST_LISTED
     ) -> Reported:
         """Returns at most `most` reported nonces with their values, if the scheme lists them.
-        `first`: the index of the first among all reported nonces; None for the newest.
+        `first`: index of the first nonce among all reported nonces; None for the newest nonces.
         """
         args = ["" if first is None else first, most]
         place, *found = self._read_reported([keys.round(round_id)], args)
@@ -103,7 +104,9 @@ class RoundStore(Store):
 
 
 def _payload_head(config: RoundConfig) -> dict[str, Any]:
-    """Returns a round's scheme, and the fields of all its payloads (protocol.md, section 6)."""
+    """Returns the name of a round's scheme, and the fields that all callback payloads of the round
+    have in common (protocol.md, section 6).
+    """
     spec = config.spec
     shared = {
         "public_key": spec.public_key,

@@ -1,4 +1,4 @@
-"""Loads the Lua scripts. A script is its file after the functions of lua/common.lua that it uses.
+"""Loads the Lua scripts. A script is its file, after the functions of lua/common.lua that it uses.
 
 Redis loses scripts in a restart, a failover or SCRIPT FLUSH. If processes have separate users of
 Redis, only the API's user may load scripts (docker/users.acl), because an endless script would
@@ -48,7 +48,7 @@ class SharedScript:
         self, keys: Sequence[Any] = (), args: Sequence[Any] = (), client: Any = None
     ) -> Any:
         """Runs the script and returns its result. `client`: the client or pipeline to use, which
-        kombu and redis-py's locks pass. ScriptsMissingError if it may not be loaded.
+        kombu and redis-py's locks pass. ScriptsMissingError if this user may not load the script.
         """
         redis = self._redis if client is None else client
         if isinstance(redis, Pipeline) and not self._redis.script_exists(self.sha)[0]:
@@ -112,8 +112,8 @@ def load_all(redis: Redis, others: Sequence[str] = ()) -> None:
 
 
 def wait_until_loaded(redis: Redis, timeout_s: float) -> None:
-    """Loads the node's scripts, or waits until an API has. ScriptsMissingError after `timeout_s`
-    seconds.
+    """Loads the node's scripts, or waits until an API has loaded them. ScriptsMissingError after
+    `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -134,8 +134,8 @@ def _load(redis: Any, text: str) -> None:
 
 @cache
 def whole(name: str) -> str:
-    """Returns lua/{name}.lua after the functions of lua/common.lua that it uses. Others are left
-    out, because Redis creates all functions again in each call (4 µs).
+    """Returns lua/{name}.lua after the functions of lua/common.lua that it uses. Leaves out unused
+    functions, because Redis creates all functions again in each call (4 µs).
     """
     text, found = source(name), ""
     words = set(_WORD.findall(text))

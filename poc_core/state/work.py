@@ -1,8 +1,8 @@
 """A worker's operations in Redis: leasing work, storing values, and returning leases.
 
 Each nonce is leased to one worker, and a lease's values count only once. A lease also ends when its
-worker's heartbeat expires, or no longer lists the lease. The latter happens if Redis was killed and
-has lost the worker's values, or the return of the lease.
+worker's heartbeat expires, or no longer lists the lease. The second case happens if Redis was
+killed and has lost the lease's values, or the return of the lease.
 """
 
 import json
@@ -41,8 +41,9 @@ _VALIDATIONS, _OTHERS, _ALL = ("-inf", "(0"), ("0", "+inf"), ("-inf", "+inf")
 
 
 class HeldLeases:
-    """A worker's leases in progress, by the number of their request. Thread-safe. Heartbeats list
-    these numbers and the highest so far. Redis frees unlisted leases up to the highest number.
+    """A worker's leases in progress, by the number of the lease request. Thread-safe. Heartbeats
+    list these numbers, and the highest number so far. Redis frees leases that have a number up to
+    the highest and are not listed.
     """
 
     def __init__(self) -> None:
@@ -51,14 +52,16 @@ class HeldLeases:
         self._held: dict[int, int] = {}  # number -> leases and requests in progress
 
     def ask(self) -> int:
-        """Returns a new request's number, which heartbeats list before Redis answers."""
+        """Returns the number of a new lease request. Heartbeats list it before Redis answers."""
         with self._lock:
             self._n_asked += 1
             self._held[self._n_asked] = 1
             return self._n_asked
 
     def add(self, number: int, n_leases: int) -> None:
-        """Adds a request's leases. `drop` must follow once for the request and for each lease."""
+        """Adds the leases of a request. `drop` must be called once for the request, and once for
+        each lease.
+        """
         with self._lock:
             self._held[number] += n_leases
 
@@ -70,7 +73,7 @@ class HeldLeases:
                 del self._held[number]
 
     def summary(self) -> str:
-        """Returns a heartbeat's text: the highest number, ":", and those in progress."""
+        """Returns the text for a heartbeat: highest number, ":" and the numbers in progress."""
         with self._lock:
             return f"{self._n_asked}:{' '.join(map(str, self._held))}"
 
@@ -115,14 +118,14 @@ class WorkStore(Store):
         done: tuple[records.Lease, Sequence[JsonValue]] | None = None,
     ) -> list[records.Lease] | records.Refusal:
         """Leases nonces of the generating `round`, or else the next batch of a job. Returns [] if
-        no work waits, or the Refusal of a round's nonces. `places`: most nonces of the round.
-        `done`: a lease of the round with its values, stored in the same request.
+        no work waits, or the Refusal of a round's nonces. `places`: most nonces to lease from the
+        round. `done`: a completed lease of the round and its values, stored in the same request.
         """
         scores = _VALIDATIONS if only_validations else _ALL
         return self._leased(model, scores, "", 1, round, places, done)
 
     def lease_more(self, beside: records.Lease, room: int) -> list[records.Lease]:
-        """Leases up to `room` nonces of other batches to compute with the lease `beside`."""
+        """Leases up to `room` nonces of batches that can be computed together with `beside`."""
         if beside.alone or room <= 0:
             return []
         scores = _VALIDATIONS if beside.urgent else _OTHERS
@@ -130,28 +133,29 @@ class WorkStore(Store):
         return found if isinstance(found, list) else []
 
     def complete(self, lease: records.Lease, values: Sequence[JsonValue]) -> bool:
-        """Stores a lease's values, None for an excluded nonce. Returns True for a job whose batches
-        are all done: the caller must then call `JobStore.finish`. For a round, which may be
-        stopped, returns False if another worker had completed the lease.
+        """Stores a lease's values, None for an excluded nonce. For a job, returns True if all
+        batches are done; the caller must then call `JobStore.finish`. For a round, which may be
+        stopped, returns False if another worker has already completed the lease.
         """
         return bool(self._complete(*self._completing(lease, values)))
 
     def release(self, lease: records.Lease, lost_engine: bool = False) -> bool:
-        """Returns a lease that was not computed. Returns True if it now waits for another worker.
-        `lost_engine`: True if the engine was lost; a job fails after MAX_LOSSES with one batch.
+        """Gives up a lease without values. Returns True if the lease now waits for another worker.
+        `lost_engine`: True if the worker's engine was lost. A job fails after MAX_LOSSES losses
+        during one batch.
         """
         lost = int(lost_engine and not lease.of_round)
         args: list[Any] = [_field(lease), self.worker_id, lost, MAX_LOSSES, self._clock()]
         return bool(self._release([_key(lease)], [*args, self._settings.generate_result_ttl_sec]))
 
     def take_turn(self, model: str) -> bool:
-        """Returns True if this worker must check the model's jobs: none has recently."""
+        """Returns True if this worker must check the model's jobs, because none did recently."""
         turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
         return bool(self._redis.set(keys.reaper(model), self.worker_id, nx=True, px=turn_ms))
 
     def stuck(self, model: str) -> Iterator[StuckJobs]:
-        """Frees a model's leases that no worker holds, and yields stuck jobs, in steps. A dead
-        worker counts as a lost engine (see `release`). A job may be skipped until the next check.
+        """Frees a model's leases that no worker holds, and yields stuck jobs, in several steps. A
+        dead worker counts as a lost engine (see `release`). May miss a job until the next check.
         """
         first, ended_ttl_s = 0, self._settings.generate_result_ttl_sec
         while True:

@@ -27,7 +27,7 @@ LITTLE_APART = (
 
 def likely_cause(mismatches: Sequence[float | None], n_total: int) -> str:
     """Returns a sentence that explains why some of `n_total` compared vectors differ. `mismatches`:
-    the L2 distance of each; None for a missing or unreadable vector.
+    the L2 distance of each differing vector; None for a missing or unreadable vector.
     """
     read = [distance for distance in mismatches if distance is not None]
     if 2 * len(read) < len(mismatches):

@@ -46,7 +46,7 @@ class ArtifactScheme(PrefillScheme):
         return values
 
     def pick(self, nonces: Sequence[int]) -> Tensor:
-        """Returns the dimensions of each state to read (section 2.4): int64 (n, k_dim)."""
+        """Returns which dimensions of each state are read (section 2.4): int64 (n, k_dim)."""
         seeds = [
             rng.seed_from_string(f"{self._nonce_name(nonce)}_pick_{self.k_dim}") for nonce in nonces
         ]

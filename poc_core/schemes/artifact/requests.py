@@ -41,7 +41,7 @@ def _text(vector: object) -> str:
 
 
 class ReceivedArtifact(TypedDict):
-    """A nonce and its claimed vector. An unreadable vector is a mismatch."""
+    """A nonce and its claimed vector. An unreadable vector counts as a mismatch."""
 
     nonce: fields.Nonce
     vector_b64: NotRequired[Annotated[str, BeforeValidator(_text)]]
@@ -109,7 +109,7 @@ class GenerateBody(requests.JobBody):
 
 
 class ArtifactRoundBody(requests.SequenceRoundBody):
-    """Starts a round of artifacts. Unknown fields are ignored, except in `params`."""
+    """A request to start a round of artifacts. Unknown fields are ignored, except in `params`."""
 
     params: ArtifactParams
     poc_stronger_rng: bool = Field(

@@ -30,7 +30,7 @@ _OF_MODELS = {
 
 
 def network_terms(model: str) -> NetworkTerms:
-    """Returns the chain's criteria for the served model; the chain's defaults if it has none."""
+    """Returns the chain's criteria for the model with this name, or the chain's defaults."""
     threshold = _OF_MODELS.get(model)
     return _DEFAULT if threshold is None else NetworkTerms(threshold, f"the network's for {model}")
 
@@ -61,7 +61,7 @@ class ArtifactTerms(StatTest):
 
 
 class ReceivedStatTest(StatTest):
-    """The criteria of a validation in a request (protocol.md, section 2, Validation)."""
+    """The criteria for a validation, as received in a request (protocol.md, section 2)."""
 
     p_value_threshold: Probability | None = Field(
         default=None,
@@ -75,9 +75,9 @@ class ReceivedStatTest(StatTest):
         self, honour_p_value_threshold: bool, usual: NetworkTerms | None = None
     ) -> ArtifactTerms:
         """Returns the criteria, with defaults for absent fields. `honour_p_value_threshold`: True
-        to use p_value_threshold if fraud_threshold is absent. `usual`: the defaults if
-        dist_threshold is absent; None for those of StatTest, which always apply together with a
-        dist_threshold.
+        to use p_value_threshold if fraud_threshold is absent. `usual`: the defaults for a request
+        without dist_threshold; None for the defaults of StatTest. If the request has a
+        dist_threshold, the defaults of StatTest always apply.
         """
         named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())
         if honour_p_value_threshold and self.p_value_threshold is not None:

@@ -42,8 +42,8 @@ def compare(
     """Compares another node's artifacts with this node's artifacts. Returns the verdict.
 
     `computed`: this node's vector_b64 of each nonce; None for an excluded nonce, which is not
-    compared. `received`: the other's; a missing one is a mismatch. `test`: None for the default
-    criteria.
+    compared. `received`: the other node's vector_b64 of each nonce; a missing nonce is a mismatch.
+    `test`: the criteria; None for the default criteria.
     """
     test = test or StatTest()
     found = {

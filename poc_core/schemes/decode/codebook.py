@@ -18,7 +18,7 @@ class _Chosen:
 
 
 def choose_codebook(file: str) -> str:
-    """Sets this process's codebook file ("" for the shipped file). Returns the sha256.
+    """Sets this process's codebook file ("" for the shipped file). Returns the file's sha256.
     SettingsError if the file cannot be read, or is no known codebook.
     """
     digest = read_codebook_file(file)[1]

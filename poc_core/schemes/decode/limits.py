@@ -35,8 +35,8 @@ class ChainLimits(BaseModel, frozen=True):
 
     @classmethod
     def common(cls, infos: Sequence[records.ModelInfo]) -> Self:
-        """Returns limits for all these models. Refuses decode proofs if their codebooks differ, or
-        if one of the models cannot compute decode proofs.
+        """Returns limits that hold for all the models `infos`. They refuse decode proofs if the
+        models' codebooks differ, or if one of the models cannot compute decode proofs.
         """
         each = [cls.of(info) for info in infos]
         codebooks = sorted({one.codebook for one in each if one.codebook})
@@ -55,14 +55,14 @@ class ChainLimits(BaseModel, frozen=True):
         return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
 
     def with_room(self, n_tokens: int, spec: records.ProofSpec) -> Self:
-        """Returns these limits with memory for decode steps of `n_tokens` positions. Refuses decode
-        proofs if the memory does not hold even one nonce of the spec.
+        """Returns a copy of the limits for a memory that holds `n_tokens` positions of decode
+        steps. The copy refuses decode proofs if the memory is too small for one nonce of the spec.
         """
         room = self.model_copy(update={"kept_tokens": n_tokens})
         return room.refused("" if room.keeps(spec) else _LITTLE_MEMORY)
 
     def refused(self, why: str) -> Self:
-        """Returns these limits with the reason to refuse decode proofs; "" allows them."""
+        """Returns a copy that refuses decode proofs for the reason `why`; "" to allow them."""
         return self.model_copy(update={"no_chains": why})
 
     def keeps(self, spec: records.ProofSpec) -> bool:
@@ -70,14 +70,14 @@ class ChainLimits(BaseModel, frozen=True):
         return self.kept_tokens is None or self.step_positions(spec) <= self.kept_tokens
 
     def step_positions(self, spec: records.ProofSpec) -> int:
-        """Returns how many of `kept_tokens` one nonce takes; 0 without decode steps."""
+        """Returns the positions in memory that one nonce's decode steps take; 0 without steps."""
         passes = passes_of(spec)
         if not passes.steps:
             return 0
         return -(-passes.positions // self.kept_block) * self.kept_block + self.kept_state
 
     def max_batch(self, spec: records.ProofSpec, info: records.ModelInfo) -> int:
-        """Returns the most nonces of one micro-batch, whose prefill may run in parts."""
+        """Returns the most nonces of a micro-batch. The micro-batch may split its prefill."""
         by_nonce = self.step_positions(spec)
         if not by_nonce:
             return info.max_batch(passes_of(spec).rows)
@@ -86,14 +86,14 @@ class ChainLimits(BaseModel, frozen=True):
 
 
 def why_no_chains(info: records.ModelInfo) -> str:
-    """Says in a sentence why a model cannot compute decode proofs; "" if it can."""
+    """Returns a sentence that says why a model cannot compute decode proofs; "" if it can."""
     if info.hidden_size < PICKED:
         return f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}."
     return ChainLimits.of(info).no_chains
 
 
 def refusal(spec: records.ProofSpec, info: records.ModelInfo) -> BodyError | None:
-    """Returns the error why a model cannot compute this decode proof; None if it can."""
+    """Returns an error that says why a model cannot compute this decode proof; None if it can."""
     passes, limits = passes_of(spec), ChainLimits.of(info)
     n_tokens = passes.positions
     if why_not := why_no_chains(info):

@@ -47,8 +47,8 @@ class DecodeScheme(Scheme):
 
 
 class DecodeBatch(Batch):
-    """A micro-batch of decode proofs: a prefill in one or more parts, then decode steps. With
-    claims, one forward pass has all positions, because the claimed points determine all inputs.
+    """A micro-batch of decode proofs: a prefill in one or more parts, then decode steps. If points
+    are claimed, one forward pass has all positions, because these points determine all inputs.
     """
 
     scheme: DecodeScheme
@@ -115,7 +115,7 @@ class DecodeBatch(Batch):
         self._points.append(points)
 
     def transform(self, step: int) -> LayerTransform:
-        """Returns the layers' reflections, in every model (unlike artifact proofs)."""
+        """Returns the reflections of layers' outputs, which decode proofs use in every model."""
         if not self.scheme.options.per_nonce_reflection:
             return self.scheme
         return _OfEachNonce(self, self._slice(step))
@@ -151,7 +151,7 @@ class DecodeBatch(Batch):
         return first[self._slice(step)].reshape(-1)
 
     def numbers(self) -> Tensor:
-        """Returns the points, with claims also their margins: float32 (n, T + 1, 1 or 2)."""
+        """Returns the points, and margins if points are claimed: float32 (n, T + 1, 1 or 2)."""
         parts = [torch.stack(self._points, dim=1).to(torch.float32)]
         if self._margins:
             parts.append(torch.stack(self._margins, dim=1))
@@ -190,7 +190,7 @@ class DecodeBatch(Batch):
         return slice(members.start, members.stop)
 
     def _take(self, states: Tensor) -> None:
-        """Stores the points, with claims the margins, of k positions (n, k, hidden)."""
+        """Stores the points, and margins if points are claimed, of states (n, k, hidden)."""
         k = max(1, _CHUNK_KEYS // (len(self.nonces) * self.scheme.hidden_size))
         for some in states.split(k, dim=1):
             self._take_some(some)
@@ -206,7 +206,7 @@ class DecodeBatch(Batch):
             self._margins += margins.view(n, k).unbind(1)
 
     def _picks_of(self, passes: range) -> Tensor:
-        """Returns each state's dimensions: int64 (n, passes, DIM). Pass 0 is the prefill."""
+        """Returns the dimensions to read of each state: int64 (n, passes, DIM). Pass 0: prefill."""
         scheme, spec, found = self.scheme, self.scheme.spec, []
         if 0 in passes:
             first = steps.first_picks(
@@ -230,7 +230,7 @@ class DecodeBatch(Batch):
         return steps.step_token_ids(self._base[:, None], *self._which(which), vocab_size)
 
     def _which(self, which: range) -> tuple[Tensor, Tensor]:
-        """Returns the steps' numbers as a tensor, and the points before them: (n, steps)."""
+        """Returns the numbers of the steps, and the points before each of them: (n, steps)."""
         if self._claims is not None:
             before = self._claims[:, which.start - 1 : which.stop - 1]
         else:

@@ -23,7 +23,7 @@ CHAIN_EXAMPLE = [3, 14, 10, 12, 13]
 class DecodeParams(requests.Params):
     """Inputs of chains. Unknown fields are refused.
 
-    Either `scheme` or `decode` requests chains.
+    A body requests chains by either of the fields `scheme` and `decode`.
     """
 
     k_dim: fields.Count = Field(
@@ -100,8 +100,9 @@ class DecodeBody(requests.JobBody):
 
     @cached_property
     def _enforced(self) -> dict[int, list[int]] | None:
-        """The claimed points of each nonce; None without claims. ClaimsError if claims and nonces
-        differ, or a claim has no points. BodyError above MOST_CLAIMED_POINTS.
+        """The claimed points of each nonce; None if none are claimed. ClaimsError if the claims'
+        nonces differ from `nonces`, or a claim has no points. BodyError if there are more than
+        MOST_CLAIMED_POINTS points.
         """
         if self.validation is None:
             return None
@@ -133,7 +134,7 @@ class DecodeBody(requests.JobBody):
 
 
 class DecodeRoundBody(requests.SequenceRoundBody):
-    """Starts a round of chains. Unknown fields are ignored, except in `params`."""
+    """A request to start a round of chains. Unknown fields are ignored, except in `params`."""
 
     params: DecodeParams
     batch_size: Annotated[fields.Count, Field(ge=0)] | None = Field(

@@ -42,8 +42,8 @@ def base_seeds(
 
 def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpose) -> Tensor:
     """Returns seeds of decode steps: int64, in the shape to which `base`, `step` and `points`
-    broadcast. `base`: from `base_seeds`. `step`: from 1 on. `points`: before this step, int64.
-    `purpose`: input embeddings, choice of dimensions or token ids; each has other seeds.
+    broadcast. `base`: from `base_seeds`. `step`: from 1 on. `points`: the point before each step,
+    int64. `purpose`: whether the seeds are for input embeddings, choice of dimensions or token ids.
     """
     return rng.murmur3_plain((points * _A + step * _B + _SALTS[purpose]) & _MASK, base)
 
@@ -71,7 +71,7 @@ def first_picks(
 
 
 def step_picks(base: Tensor, step: int | Tensor, points: Tensor, hidden: int) -> Tensor:
-    """Returns the dimensions to read from steps' states: int64 (..., DIM), see `step_seeds`."""
+    """Returns the dimensions to read of steps' states: int64 (..., DIM), like `step_seeds`."""
     seeds = step_seeds(base, step, points, "pick")
     return rng.smallest_hashes(seeds.reshape(-1), hidden, DIM, base.device).view(*seeds.shape, DIM)
 
@@ -136,14 +136,14 @@ def route_hashes(seeds: Tensor, step: int | Tensor) -> Tensor:
 
 
 def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
-    """Returns each nonce's first expert in a step: int64. The others have the next indices."""
+    """Returns each nonce's first expert in a step: int64. Further experts have the next indices."""
     return route_hashes(seeds, step) % n_experts
 
 
 def forced_logits(first: Tensor, n_experts: int, top_k: int, dtype: torch.dtype) -> Tensor:
-    """Returns logits (n, n_experts) that replace an MoE router's. The experts first, first + 1, ...
-    (top_k of them, modulo n_experts) have the largest, in descending order; all others have the
-    same very small logit. `first`: int64 (n,).
+    """Returns logits (n, n_experts) that replace the logits of an MoE router. The experts first,
+    first + 1, ... (top_k of them, modulo n_experts) have the largest logits, in descending order;
+    all other experts have the same very small logit. `first`: int64 (n,).
     """
     places = (torch.arange(n_experts, device=first.device) - first[:, None]) % n_experts
     ladder = LADDER + top_k - places

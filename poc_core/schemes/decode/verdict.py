@@ -12,8 +12,9 @@ def judge(
 ) -> dict[str, Any]:
     """Decides whether claimed chains are fraud. Returns the fields of the verdict.
 
-    `found`: for each nonce, how many claimed points differ from this node's, and their largest
-    margin; None if not computed. `n_steps`: the points of a chain. `test`: the criteria.
+    `found`: for each nonce, the number of claimed points that differ from this node's points, and
+    the largest margin among them; None if this node did not compute the nonce. `n_steps`: the
+    number of points of a chain. `test`: the criteria.
     """
     per_nonce = [
         {

@@ -1,4 +1,4 @@
-"""The answers with distances, as models for OpenAPI."""
+"""The answers about distance proofs, as pydantic models for OpenAPI."""
 
 from typing import Literal
 

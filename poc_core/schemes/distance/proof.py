@@ -63,12 +63,12 @@ class DistanceScheme(PrefillScheme):
         return values
 
     def signs(self, nonces: Sequence[int]) -> Tensor:
-        """Returns the sign (+1, -1) of each dimension of a nonce's state: float32 (n, hidden)."""
+        """Returns a sign (+1 or -1) for each dimension of a nonce's state: float32 (n, hidden)."""
         seeds = [rng.seed_from_string(f"{self._nonce_name(nonce)}_signs") for nonce in nonces]
         return torch.where(rng.uniform(seeds, self.hidden_size, self.device) > 0.5, 1.0, -1.0)
 
     def nonce_vectors(self, nonces: Sequence[int]) -> Tensor:
-        """Returns each nonce's 8 reflections before the projection: float32 (n, 8, hidden)."""
+        """Returns the 8 vectors that reflect each nonce's state: float32 (n, 8, hidden)."""
         names = [
             f"{self._nonce_name(nonce)}_hidden_r{r}"
             for nonce in nonces
@@ -79,7 +79,7 @@ class DistanceScheme(PrefillScheme):
 
 
 def projection(block_hash: str, hidden: int, device: torch.device) -> Tensor:
-    """Returns the block's projection matrix W: float32 (OUTPUT_DIM, hidden)."""
+    """Returns the projection matrix W of this block hash: float32 (OUTPUT_DIM, hidden)."""
     seed = rng.seed_from_string(f"{block_hash}_lm_head")
     return (
         rng.normal([seed], OUTPUT_DIM * hidden, device)
@@ -89,7 +89,7 @@ def projection(block_hash: str, hidden: int, device: torch.device) -> Tensor:
 
 
 def target(block_hash: str, device: torch.device) -> Tensor:
-    """Returns the block's target, from which distances are measured: unit float32 (OUTPUT_DIM,)."""
+    """Returns the unit vector to which distances are measured: float32 (OUTPUT_DIM,)."""
     return reflections.householder_vectors([f"{block_hash}_target"], OUTPUT_DIM, device)[0]
 
 

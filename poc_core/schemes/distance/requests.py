@@ -20,7 +20,7 @@ Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class DistanceRoundBody(requests.PlacedRoundBody):
-    """Starts or stores a round of distances. Unknown fields are ignored."""
+    """A request to start or to store a round of distances. Unknown fields are ignored."""
 
     r_target: RTarget = Field(
         description="A nonce is valid if its distance is below r_target.", examples=[1.405]
