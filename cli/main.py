@@ -89,8 +89,8 @@ COMMANDS = {
     "round": Command(
         "cli.ask.round:app",
         ASKING,
-        "Start, watch and stop a round, in which all workers of a model compute nonces until it is"
-        " stopped.",
+        "Start, watch and stop a round, in which all workers of a model compute nonces until you"
+        " stop it.",
     ),
     "compute": Command("lab.judge.compute:compute", ALONE),
     "calibrate": Command("lab.judge.calibrate:calibrate", ALONE),

@@ -137,8 +137,8 @@ def proof_table(folder: Path) -> Iterator[str]:
         "Mean",
         "Largest",
         over.capitalize(),
-        f"Frauds of {TRIES} validations",
-        f"Fraud, {NETWORKS_SAMPLE} nonces",
+        f"Fraud verdicts in {TRIES} validations",
+        f"Fraud probability, {NETWORKS_SAMPLE} nonces",
         f"seq_len 1024: mean, {over}",
     )
     fewest = least_frauds(NETWORKS_SAMPLE, NETWORK.p_mismatch, NETWORK.fraud_threshold)

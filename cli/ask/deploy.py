@@ -43,7 +43,7 @@ def deploy(
     ] = False,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Deploy another model on all hosts, and wait until it serves.
+    """Deploy another model on all hosts, and wait until the model serves.
 
     The current model and its round end first: computed artifacts are still delivered, jobs are
     cancelled, and running chat has 20 s to end. The current model keeps running if the hub does not

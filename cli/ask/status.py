@@ -30,7 +30,7 @@ def status(
     ] = False,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Show a node in one screen: health, model, workers, round and jobs, deliveries, chat.
+    """Show a node on one screen: health, model, workers, round and jobs, deliveries, chat.
 
     **Exit code:** 0 if a worker is ready, 1 if none is or the node does not answer.
     """

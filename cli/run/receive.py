@@ -33,7 +33,7 @@ def receive(
         ),
     ] = False,
 ) -> None:
-    """Receive callbacks of rounds and jobs: print each payload, and check that none is wrong.
+    """Receive callbacks of rounds and jobs, print each payload, and report wrong payloads.
 
     Prints at once which nonces are repeated, and which payloads came out of order or with changed
     contents. At the end (Ctrl-C or SIGTERM) prints for each round and job how many nonces came and

@@ -92,7 +92,7 @@ def chat_check(
     ] = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Validate an executor's chat answer as the network does, and print the reason.
+    """Validate an executor's chat answer as the network does, and print the verdict's reason.
 
     The executor's tokens are sent to a validator: a node, or an engine in this process. The
     validator computes the tokens' log probabilities (logprobs), which are compared with the

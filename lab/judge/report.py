@@ -82,7 +82,7 @@ def report(
         typer.Option("--json", help="Print only the numbers to stdout, as one line of JSON."),
     ] = False,
 ) -> None:
-    """Compare machines' proofs: pictures, a recommended rule, and how often the rule errs.
+    """Compare machines' proofs: draw pictures, and recommend a rule with its error rates.
 
     Draws the distances of honest and tampered nonces, how false alarms and misses depend on the
     rule, and the mean distances between machines, as PNG files and one HTML page. Recommends
