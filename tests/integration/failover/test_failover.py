@@ -174,7 +174,9 @@ def test_doctor_tells_of_sentinels_and_replicas(watched: Sentinels, no_slowness:
     assert replica == "It is a replica and takes no writes."
 
 
-@pytest.mark.promise("a process with a Sentinel user", "can ask for the primary, but not change it")
+@pytest.mark.promise(
+    "a process with a Sentinel user", "can ask which server is the primary, but not change this"
+)
 def test_a_user_of_the_sentinels_asks_for_the_primary_and_names_none(watched: Sentinels) -> None:
     of_asker = "sentinel_username=asker&sentinel_password=of-the-asker"
     with connect(Settings(redis_url=watched.url_of("", PASSWORD, of_asker))) as node:
