@@ -179,7 +179,7 @@ class VllmEngine(base.Engine):
         return base.TickResult(answers[0]["refused"], ran, values)
 
     def _hands_over(self, one: base.Slice) -> bool:
-        """Returns True if a stage waits for what another sends after this slice."""
+        """Returns True if a stage sends the result of this slice to another stage, which waits."""
         last = self.stages[-1].stop
         return len(self.stages) > 1 and (
             any(one.end == stage.stop for stage in self.stages[:-1])
@@ -386,7 +386,7 @@ def _values(answers: Sequence[_Answer]) -> list[Any]:
 
 
 def _waits_for_another(answers: Sequence[_Answer], n_stages: int) -> bool:
-    """Returns True if only some ranks of a stage failed: others may wait for them."""
+    """Returns True if some ranks of a stage failed, and its other ranks may wait for them."""
     n = len(answers) // n_stages
     failed = ["error" in answer for answer in answers]
     stages = [failed[first : first + n] for first in range(0, len(failed), n)]

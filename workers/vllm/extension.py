@@ -17,8 +17,8 @@ lifeline.hold()
 
 class ProofExtension:
     """Our methods of a vLLM worker, `proof_...`. Each returns {"value": ...} or {"error": sentence,
-    "kind": "memory" or "failed"}. None raises an exception, because vLLM reads only the first
-    rank's, and would mistake the others for answers to the next call.
+    "kind": "memory" or "failed"}. None raises an exception: vLLM would read only the first rank's
+    exception, and mistake those of other ranks for answers to the next call.
     """
 
     def proof_run(self, method: str, *args: Any) -> dict[str, Any]:

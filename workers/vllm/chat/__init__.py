@@ -1,1 +1,1 @@
-"""Chat that other nodes can validate; known tokens are the tokens of another node's answer."""
+"""Chat that other nodes can validate. Known tokens are the tokens of another node's answer."""

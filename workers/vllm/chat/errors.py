@@ -7,8 +7,8 @@ from poc_core.errors import ProoflineError
 
 
 class Refused(ProoflineError):
-    """The error of a refused request, with its HTTP status. It is recorded (see `refusals`), so
-    that this status is sent: for an exception, vLLM may send 500, 400 or a stream event.
+    """A refusal of a request, with its HTTP status. Its creation is recorded (see `refusals`), so
+    that the client gets this status. For an exception vLLM may send 500, 400 or a stream event.
     """
 
     status: int
@@ -46,7 +46,7 @@ class Failed(Refused):
 
 
 class BadRequest(Refused):
-    """400. With `param` "enforced_tokens", the network blames the node that created the tokens."""
+    """400: bad request. For `param` "enforced_tokens", the network blames the tokens' creator."""
 
     status = 400
 

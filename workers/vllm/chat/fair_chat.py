@@ -1,4 +1,4 @@
-"""Shares an engine among its clients: tries grammars first, and processes answers in turns."""
+"""Shares an engine among clients: checks grammars in another process, handles answers in turns."""
 
 import asyncio
 import logging
@@ -46,7 +46,9 @@ class FairChat:
         self._n_late = 0  # tokens of late steps since the loop was last yielded
 
     def format_in_turns(self, app: Any) -> None:
-        """Makes vLLM's application format logprobs of complete (not streamed) answers in turns."""
+        """Patches vLLM's application so that it formats the logprobs of complete (not streamed)
+        answers in small portions, in turns between clients.
+        """
         handlers = {id(one): one for one in vars(app.state)["_state"].values()}
         for handler in handlers.values():
             if hasattr(handler, "_create_chat_logprobs"):
@@ -74,7 +76,7 @@ class FairChat:
         await self._grammars.close()
 
     def begin(self, request: Any) -> None:
-        """Prepares an answer. One with logprobs is delivered in parts (late_logprobs.py)."""
+        """Prepares an answer's delivery: in parts if it has logprobs (late_logprobs.py)."""
         params = request.sampling_params
         width, of_prompt = _widths(params)
         if not _is_wide(width, of_prompt):
@@ -88,8 +90,8 @@ class FairChat:
 
     async def next_step(self, own: Callable[[], Awaitable[Any]]) -> Any:
         """Returns the engine core's next report, from vLLM's method `own`. vLLM processes all
-        waiting reports without a pause; this method lets other tasks run between two reports,
-        except some late ones, for which all answers wait.
+        waiting reports without a pause. This method lets other tasks run between two reports, but
+        processes a few late reports at once, because all answers wait for them.
         """
         if not 0 < self._n_late < _AT_ONCE:
             await asyncio.sleep(0)
@@ -131,8 +133,8 @@ class FairChat:
                 yield output
 
     async def _with_grammar(self, outputs: Any, asked: tuple[str, str]) -> AsyncIterator[Any]:
-        """Yields the outputs. BadRequest for the client's errors: vLLM refuses the grammar, or the
-        grammar allows no next token. vLLM answers 500, or 200 and an error event.
+        """Yields the outputs. BadRequest if vLLM refuses the client's grammar, or if the grammar
+        allows no next token. vLLM itself would answer 500, or 200 with an error event.
         """
         try:
             async with aclosing(outputs):
@@ -163,7 +165,7 @@ class FairChat:
 
 
 def _widths(asking: Any) -> tuple[int, int]:
-    """Returns the numbers to format per token of an answer and its prompt (1 without logprobs)."""
+    """Returns how many numbers to format per token: of the answer, and of the prompt."""
     prompt = getattr(asking, "num_prompt_logprobs", getattr(asking, "prompt_logprobs", None))
     return _width(getattr(asking, "num_logprobs", None)), _width(prompt)
 

@@ -15,7 +15,7 @@ _LOGPROBS = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Options of an HTTP request that vLLM's own parameters do not have."""
+    """Proofline's options of an HTTP request, for which vLLM has no parameters."""
 
     ids: bool = False
     mode: str | None = None
@@ -24,7 +24,7 @@ class RequestOptions:
     no_grammar: bool = False
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:
-        """Returns vLLM's extra_args: the client's without our names, and these options."""
+        """Returns vLLM's extra_args: these options, and the client's entries with other names."""
         found = {
             name: one
             for name, one in (params.extra_args or {}).items()

@@ -1,4 +1,4 @@
-"""Middleware of vLLM's OpenAI server: reports chat in progress to proofs through the chat gate."""
+"""ASGI middleware that registers the requests of vLLM's OpenAI server at the chat gate."""
 
 import asyncio
 import hmac
@@ -50,7 +50,7 @@ _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
 
 class GatedChat:
-    """ASGI middleware that accepts only the gateway, and registers chat at the chat gate."""
+    """ASGI middleware that accepts only the gateway, and registers chat requests at the gate."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Answer:
         send: Send,
         instead: Callable[[], Awaitable[None] | None],
     ) -> None:
-        """`instead()` is called when the answer begins. It sends another answer or returns None."""
+        """`instead()` is called when the answer begins; it returns None or sends another answer."""
         self._path = path
         self._receive = receive
         self._send = send
@@ -212,7 +212,7 @@ class _Answer:
             ended.cancel()
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Forwards or holds back a message of vLLM's server."""
+        """Forwards a message of vLLM's server to the client, or holds the message back."""
         if self._ended.is_set():
             return
         self._waiting.append(message)
@@ -235,7 +235,7 @@ class _Answer:
 
 
 async def _lost(send: Send, before: bool) -> None:
-    """Sends 503 for a lost engine. `before`: whether it was lost before the request arrived."""
+    """Sends 503 for a lost engine. `before`: True if it was lost before the request arrived."""
     await send_error(
         send,
         503,
@@ -254,8 +254,8 @@ async def _break_off(answer: _Answer, send: Send, error: Refused) -> None:
 
 
 def _as_refused(error: Exception) -> Refused:
-    """Converts an exception to a Refused error with vLLM's HTTP status. Starlette raises the error
-    of a stream that has begun as the cause of a RuntimeError.
+    """Converts an exception to a Refused error with vLLM's HTTP status. If a stream has begun,
+    Starlette raises a RuntimeError, whose cause is the original exception.
     """
     if type(error) is RuntimeError and isinstance(error.__cause__, Exception):
         error = error.__cause__
@@ -294,8 +294,8 @@ SECONDS = 1.0
 
 
 def guarded(secret: str | None, most: int | None = None) -> Any:
-    """Returns an HTTP protocol class for `uvicorn.Config(http=...)`. `secret`: None without one.
-    `most`: open connections without the secret; None for half of this process's file limit.
+    """Returns an HTTP protocol class for `uvicorn.Config(http=...)`. It limits connections without
+    `secret` to `most`, or to half of this process's file limit. `secret`: None for no limit.
     """
     limit = most or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
     strangers: dict[HttpToolsProtocol, asyncio.TimerHandle] = {}  # the oldest first

@@ -1,6 +1,6 @@
-"""The process that tries grammars, see grammars.py. Input lines: the vocabulary, then a grammar or
-`null` each. A forked child, which has the vocabulary and the imports, compiles a grammar; `null`
-ends the child. Output lines: the error of each grammar, or "". It ends when its input ends.
+"""A process that checks grammars (see grammars.py). For each grammar it forks a child, which has
+the vocabulary and the imports, and compiles the grammar. Input lines: the vocabulary, then
+grammars; `null` kills the current child. Output lines: each grammar's error, or "".
 """
 
 import json
@@ -101,7 +101,7 @@ def parts(kind: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_dead_end(kind: str, text: str) -> bool:
-    """Returns whether a grammar allows no first token, whatever the model's vocabulary is."""
+    """Returns True if a grammar allows no first token with any vocabulary."""
     import xgrammar
 
     signs = xgrammar.TokenizerInfo([bytes([n]) for n in range(256)], stop_token_ids=[0])

@@ -50,7 +50,7 @@ class _Trial:
 
 
 class Grammars:
-    """Tries grammars in one process, which the first grammar starts. For one event loop."""
+    """Checks grammars in a separate process, which the first one starts. For one event loop."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class Grammars:
         self._came = asyncio.Event()
 
     async def check(self, kind: str, text: str, client: str) -> None:
-        """Waits until the grammar is compiled, or the client disconnects. BadRequest if it is
-        invalid, or takes too long or too much memory. Unavailable if the process is still starting,
-        or cannot try a grammar that vLLM's server does not parse itself.
+        """Waits until the grammar is compiled, or the client disconnects. BadRequest if the grammar
+        is invalid, or takes too much time or memory. Unavailable if the process is still starting,
+        or if it cannot check a grammar that vLLM's server does not parse itself.
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()
@@ -209,7 +209,7 @@ class _Process:
 
     @classmethod
     async def start(cls, command: Sequence[str], vocabulary: str) -> _Process:
-        """Starts a process that is ready. RuntimeError or TimeoutError if it fails."""
+        """Starts a process and waits until it is ready. RuntimeError or TimeoutError on failure."""
         pipe = asyncio.subprocess.PIPE
         found = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
         try:

@@ -1,5 +1,5 @@
 """Delivers streamed answers in parts, and formats logprobs of complete answers in turns. vLLM's
-server would do either without a pause, and block the event loop.
+server would do both without a pause, and block the event loop.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Parts:
-    """An answer's waiting outputs. Replaces vLLM's queue, which joins them into a single output."""
+    """A queue of an answer's outputs. vLLM's own queue would join waiting outputs into one."""
 
     def __init__(self, ready: asyncio.Event, n_tokens: int) -> None:
         """`ready`: the event of vLLM's queue. `n_tokens`: the most tokens of a part."""

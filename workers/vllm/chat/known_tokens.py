@@ -25,7 +25,7 @@ class KnownTokens:
     """A wrapper of vLLM's `generate` that also answers requests with known tokens."""
 
     def __init__(self, llm: Any, no_hooks: str, check_tokens: Callable[[Any], None]) -> None:
-        """`no_hooks`: why ranks cannot score known tokens. `check_tokens`: of Limits."""
+        """`no_hooks`: why ranks cannot score known tokens. `check_tokens`: Limits.refuse_tokens."""
         self.validations = Validations()
         self._llm = llm
         config = llm.vllm_config
@@ -61,7 +61,7 @@ class KnownTokens:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """Yields a request's outputs. CannotForce or BadRequest, here or at the first."""
+        """Returns a request's outputs. CannotForce or BadRequest, now or with the first output."""
         extra = getattr(sampling_params, "extra_args", None)
         if extra and extra_args.KNOWN_TOKENS in extra:
             self._refuse(prompt, sampling_params)
@@ -76,7 +76,7 @@ class KnownTokens:
     async def rows(
         self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
     ) -> answers.Rows:
-        """Scores known tokens for the trial, without the prefix cache: one row per token."""
+        """Returns the trial's scores of known tokens, one row per token. Uses no prefix cache."""
         request = await self._checked(prompt, params, request_id, {})
         if way == "steps":
             return await self._by_steps(prompt, params, tokens, request_id, {})
@@ -101,7 +101,7 @@ class KnownTokens:
             )
 
     def _way(self, params: Any) -> Way:
-        """Returns how to score a request: in decode steps if its parameters rule out one pass."""
+        """Returns how to score a request: in decode steps if its parameters exclude one pass."""
         stepwise = (
             params.structured_outputs is not None
             or params.thinking_token_budget is not None
@@ -160,7 +160,7 @@ class KnownTokens:
         skip_cache: tuple[bool, ...] = (False, True),
     ) -> answers.Rows:
         """Scores all known tokens in one prefill of the prompt and of all known tokens except the
-        last. Repeats it without the prefix cache if that skips tokens to score.
+        last. Repeats the prefill without the prefix cache if the cache skips tokens to score.
         """
         before = request.prompt_token_ids
         scoring = Scoring.of(
@@ -178,7 +178,7 @@ class KnownTokens:
     async def _by_steps(
         self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
     ) -> answers.Rows:
-        """Scores each token in a decode step, without the grammar once it refuses one."""
+        """Scores each token in a decode step. Drops the grammar if it refuses a token."""
         params = answers.step_params(params, tokens, self._mode_of(params))
         output = await self._last(prompt, params, f"{request_id}-steps", named)
         (choice,) = output.outputs

@@ -1,6 +1,6 @@
 """Creates vLLM's logprob objects when an answer is delivered, not when the engine reports its
-tokens. Otherwise vLLM creates an object for each of twenty numbers per token, for all answers of a
-step, and blocks the event loop while the next step's report arrives.
+tokens. vLLM itself creates an object for each of twenty numbers per token, for all answers of a
+step, and blocks the event loop while the next step's report waits.
 """
 
 import copy
@@ -48,8 +48,8 @@ def keep_late(processor: Any, request: Any) -> None:
 
 
 def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any) -> None:
-    """Stores a report's logprobs as Late, instead of vLLM's `update_from_output`. `forgets`: drops
-    delivered positions, because collecting so many objects blocks the event loop.
+    """Replaces vLLM's `update_from_output`: stores a report's logprobs as Late objects. `forgets`:
+    drops delivered positions, because garbage collection of many objects blocks the loop.
     """
     told = prompts = None
     if plain is not None:
@@ -69,7 +69,7 @@ def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any
 
 
 def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -> None:
-    """Appends positions to `kept`, cut to this answer's width: the engine's rows are wider."""
+    """Appends Late objects to `kept`, cut to the number of logprobs that this answer requests."""
     width = plain.num_logprobs + 1 or None
     for ids, logprobs, rank in rows:
         before = tuple(int(one.ids[0]) for one in kept[-_CONTEXT:] if one is not None)

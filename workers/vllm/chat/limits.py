@@ -36,7 +36,7 @@ class Limits:
     n_ids: int = 2**31  # size of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
-        """Checks all values, with pauses. BadRequest for a value beyond a limit."""
+        """Checks all values. Yields regularly for pauses. BadRequest for a value beyond a limit."""
         self._check_lengths(fields)
         n = 0
         for name, field in _fields(fields):
@@ -58,7 +58,7 @@ class Limits:
                     level += (one for _name, one in _fields(value))
 
     def refuse(self, fields: Any) -> None:
-        """Checks a request or SamplingParams like `check`, without yielding."""
+        """Checks a request or SamplingParams like `check`, but without pauses."""
         for _ in self.check(fields):
             pass
 
@@ -71,7 +71,7 @@ class Limits:
             refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
 
     def refuse_tokens(self, params: Any) -> None:
-        """Checks fields that vLLM has completed. BadRequest for a value beyond a limit."""
+        """Checks fields that vLLM has filled in later. BadRequest for a value beyond a limit."""
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")
         if sum(map(len, words)) > self.bad_words_tokens:

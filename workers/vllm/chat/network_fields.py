@@ -28,7 +28,7 @@ class NetworkFields:
     tokenizer: Any  # None if the engine has none
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
-        """Reads a JSON body's network fields; None without any. BadRequest or CannotForce."""
+        """Returns the options in a body's network fields, or None. BadRequest or CannotForce."""
         if not found.keys().isdisjoint(
             chat_bounds.KNOWN_TOKENS
         ):  # in a thread: tokenizing takes long
@@ -100,7 +100,7 @@ class NetworkFields:
 
 
 def _lets_model_call(body: dict[str, Any]) -> bool:
-    """Returns whether the model may call tools freely, without a requested grammar."""
+    """Returns True if the model may call tools freely, because no grammar is requested."""
     tools = body.get("tools")
     return (
         isinstance(tools, list)

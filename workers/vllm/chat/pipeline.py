@@ -36,7 +36,7 @@ class ChatPipeline:
 
     async def read(self, path: str, request: Any, values: Iterable[Any]) -> None:
         """Checks a body that vLLM's server has parsed, with pauses for the event loop. BadRequest
-        or CannotForce. `request`: Starlette's. `values`: the arguments of the route's function.
+        or CannotForce. `request`: from Starlette. `values`: the arguments of the route's function.
         """
         if path in PATHS:
             TOLD.set(await self._fields.of(await request.json()) or TOLD.get())

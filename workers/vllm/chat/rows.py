@@ -43,7 +43,7 @@ class Collected:
 
     def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
         """Returns the index of the first known token that a chunk of the prefill scores, and the
-        states that score. `start`: the chunk's position, earlier after a preemption.
+        hidden states to score from. `start`: the chunk's position, earlier after a preemption.
         """
         shift = self.scoring.n_prompt - 1  # position of the first row
         begin = max(start - shift, 0)
@@ -61,11 +61,11 @@ class Collected:
         return self._first < self._end == len(self._tokens)
 
     def rows(self) -> RowResults:
-        """Returns a row of ids, logprobs and rank per token that the cache has not skipped."""
+        """Returns a row of ids, logprobs and rank for each token that the cache has not skipped."""
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
     def keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
-        """Stores the rows of the tokens from `first` on. Modifies their logits."""
+        """Stores the scores of the tokens from index `first` on. Modifies `logits`."""
         quick = self.scoring.only_scales and _is_fused(logits, self.scoring.n_best)
         size = len(logits) if quick else _FLOAT_ROWS
         for at, part in enumerate(logits.split(size)):
@@ -85,8 +85,8 @@ class Collected:
 
 
 def take(chunks: Iterable[tuple[Collected, torch.Tensor, int]], logits: Logits, cut: Cut) -> None:
-    """Collects one engine step's results. `chunks`: each request's Collected, hidden states of a
-    chunk of its prefill, and the chunk's first position.
+    """Scores the known tokens of one engine step. `chunks`: for each chunk of a request's prefill,
+    the Collected that gets the scores, the hidden states, and the chunk's first position.
     """
     parts: list[tuple[Collected, int, torch.Tensor]] = []
     room = ROWS
@@ -116,7 +116,7 @@ def _keep(parts: list[tuple[Collected, int, torch.Tensor]], logits: Logits, cut:
 def scored(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int
 ) -> RowResults:
-    """Returns n tokens' ids, logprobs and ranks. `logits`: not yet divided by `temperature`."""
+    """Returns ids, logprobs and ranks for n tokens. `logits`: not yet divided by `temperature`."""
     if _is_fused(logits, n_best):
         from poc_core.fused import best  # imported here: only a CUDA build of torch includes Triton
 
@@ -146,7 +146,7 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
 
 @functools.cache
 def fused_is_right(device: torch.device) -> bool:
-    """Returns whether the fused kernel runs here with the results of the torch code."""
+    """Returns True if the fused kernel runs on the device and gives the torch code's results."""
     from poc_core.fused import best
 
     generator = torch.Generator(device).manual_seed(1)
@@ -227,7 +227,7 @@ def _occurrences(scoring: Scoring, device: torch.device) -> Occurrences:
 
 
 def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Occurrences, first: int) -> None:
-    """Applies each row's penalties for preceding tokens, in these tokens' columns."""
+    """Applies the penalties to the logits of tokens that occur before each row's position."""
     ids, places = seen
     in_prompt, said = places.split([len(scoring.prompt_ids), len(scoring.tokens)])
     rows = torch.arange(len(logits), device=logits.device)

@@ -1,4 +1,4 @@
-"""Tells the tensor-parallel ranks how to score known tokens, as plain data in `extra_args`."""
+"""Passes the tensor-parallel ranks instructions to score known tokens, as data in `extra_args`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,14 +74,14 @@ class Scoring:
 
     @property
     def only_scales(self) -> bool:
-        """Returns whether the logits change only by the temperature and by masked tokens."""
+        """Returns True if only the temperature and masked tokens change the logits."""
         cut = self.top_p < 1 or self.top_k or self.min_p > 0
         return self.mode == RAW or not (cut or self.penalizes or self.bias)
 
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """A request's options for the sampler that vLLM's parameters do not have."""
+    """Options for the sampler that Proofline adds to a request."""
 
     known: list[int]  # replace the sampled tokens one by one
     mode: str | None  # RAW or PROCESSED, of its logprobs; None for the deployment's mode

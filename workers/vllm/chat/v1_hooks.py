@@ -15,7 +15,7 @@ from workers.vllm.release import answers
 
 
 class V1Hooks:
-    """The hooks of one model runner."""
+    """Hooks for known tokens and logprobs_mode in one V1 model runner."""
 
     def __init__(self, runner: Any) -> None:
         """Raises AttributeError if the runner of this vLLM release lacks a method to replace."""
@@ -78,7 +78,7 @@ class V1Hooks:
         return answer
 
     def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> Any:
-        """Stores the raw logprobs of rows that report them, then processes logits."""
+        """Processes logits like vLLM. Before that, stores raw logprobs of rows that report them."""
         rows = self._raw_rows() if self._asked and not self._verifying else []
         self._raw = (rows, logits[rows].log_softmax(-1, dtype=torch.float32)) if rows else None
         return self._apply_processors(logits, *told, **named)
@@ -119,7 +119,7 @@ class V1Hooks:
         return any(one is not None and one.mode not in (None, self._default) for one in asked)
 
     def _raw_rows(self) -> list[int]:
-        """Returns this step's rows of raw logprobs; [] if all have the deployment's mode."""
+        """Returns the rows that report raw logprobs; [] if all use the deployment's mode."""
         if not self._mixed():
             return []
         modes = (
@@ -129,7 +129,7 @@ class V1Hooks:
         return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
 
     def verify(self, *told: Any, **named: Any) -> Any:
-        """Runs a speculative step. If modes differ, `gather` restores raw logprobs."""
+        """Runs a speculative step. If logprobs modes differ, `gather` restores raw logprobs."""
         if not self._asked:
             return self._forward(*told, **named)
         switch = self._default != PROCESSED and self._mixed()

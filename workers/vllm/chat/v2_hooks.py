@@ -15,7 +15,7 @@ from workers.vllm.release import answers
 
 
 class V2Hooks:
-    """The hooks of a model runner on the last pipeline stage. Other stages have no sampler."""
+    """Hooks in a model runner for the last pipeline stage. Other stages have no sampler."""
 
     def __init__(self, runner: Any) -> None:
         """Raises AttributeError if the runner of this vLLM release lacks a method to replace."""
@@ -141,11 +141,11 @@ class _Table:
     def with_raw(
         self, slots: torch.Tensor, model: torch.Tensor, processed: torch.Tensor
     ) -> torch.Tensor:
-        """Returns each row's raw or processed logits (float32), by its request's mode."""
+        """Returns raw or processed logits (float32) for each row, as its request's mode demands."""
         return torch.where(self._raw[slots.long(), None], model.float(), processed.float())
 
     def forced(self, slots: torch.Tensor, sampled: torch.Tensor, states: Any) -> torch.Tensor:
-        """Returns the step's tokens: known tokens, or sampled ones of other requests."""
+        """Returns a token per row: the known token, or the sampled token if no token is known."""
         if not self._forces:
             return sampled
         slots = slots.long()
@@ -156,5 +156,5 @@ class _Table:
 
 
 def _place(method: Callable[..., Any], name: str) -> int:
-    """Returns the index of a method's argument, which differs by vLLM release."""
+    """Returns the index of the argument `name` of a method. It differs by vLLM release."""
     return list(inspect.signature(method).parameters).index(name)

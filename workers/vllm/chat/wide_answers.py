@@ -1,4 +1,4 @@
-"""Limits concurrent answers with many logprobs per token, which are slow, during other answers."""
+"""Limits how many answers with many logprobs per token, which are slow, run alongside others."""
 
 import asyncio
 import time
@@ -14,10 +14,10 @@ MOST, CALM_S = 8, 5.0
 
 
 class WideAnswers:
-    """Limits concurrent answers with many logprobs during other answers. For one event loop."""
+    """Limits how many answers with many logprobs run alongside others. For one event loop."""
 
     def __init__(self, others_go_on: Callable[[], bool]) -> None:
-        """`others_go_on()` returns whether an ordinary answer is in progress."""
+        """`others_go_on()` returns True if an answer without many logprobs is in progress."""
         self._others_go_on = others_go_on
         self._others_at = -CALM_S
         self._n = 0  # in progress
@@ -25,12 +25,12 @@ class WideAnswers:
         self._looks_again = False
 
     def another_began(self) -> None:
-        """Records that an ordinary answer began."""
+        """Records that an answer without many logprobs began."""
         self._others_at = time.monotonic()
 
     @asynccontextmanager
     async def under_way(self, client: str, n: int) -> AsyncIterator[None]:
-        """Waits until a client's `n` answers fit the limit, and counts them inside."""
+        """Waits until the limit allows `n` answers of a client, which run inside the context."""
         if self._waiting or not self._has_place(n):
             turn = self._waiting.turn(client, n)
             self._let_in()
