@@ -12,7 +12,7 @@ from workers.vllm.start import lifeline, random_weights
 
 
 def register() -> None:
-    """Patches vLLM in this process: for few cores, a quick end, and without known faults."""
+    """Patches vLLM in this process: to save CPU time, end quickly, and avoid known faults."""
     if multiprocessing.parent_process() is not None:
         gc.enable()  # see start/spawned.py
     if lifeline.VARIABLE in os.environ:

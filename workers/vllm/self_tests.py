@@ -73,7 +73,7 @@ class RecordingError(ProoflineError):
 
 def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
     """Returns an engine that has passed the self-tests. If it broke while recording decode steps,
-    starts another that records none: proofs and chat matter more.
+    starts another engine that records none, because proofs and chat matter more.
 
     Raises the errors of VllmEngine and of the tests below; RecordingError only for an engine over
     several hosts, which must all use the same setting.
@@ -111,9 +111,9 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
 
 
 def check_isolation(engine: VllmEngine) -> None:
-    """Computes with caches that layers share, and with separate ones. If the artifacts are never
-    bit-identical, layers stop sharing, also if artifacts are irreproducible. ProoflineError if
-    proofs write to chat's caches, or this model cannot compute proofs.
+    """Computes artifacts with caches that layers share, and with separate caches. If the results
+    are never bit-identical, layers stop sharing caches, also for irreproducible artifacts.
+    ProoflineError if proofs write to chat's caches, or this model cannot compute proofs.
     """
     name = engine.info.name
     spec = _spec(min(_SEVERAL_BLOCKS, engine.info.max_seq_len, engine.info.max_batch_tokens))
@@ -178,9 +178,9 @@ def as_near_as_repeats(
     expected: list[JsonValue],
     compute: Callable[[], list[JsonValue] | None],
 ) -> bool:
-    """Returns True if another way of computing gives the engine's artifacts: bit for bit at least
-    once, or about as close as repeated runs. Several runs, because perhaps one in five differs.
-    `expected`: the engine's artifacts. `compute`: the other way's, None if impossible.
+    """Returns True if another computation gives the engine's artifacts: bit for bit at least once,
+    or about as close as repeated runs. Tries several times, because perhaps one run in five
+    differs. `expected`: the engine's artifacts. `compute`: the other computation; None on failure.
     """
     seen = compute()
     if seen is None or seen == expected:
@@ -202,7 +202,7 @@ def as_near_as_repeats(
 
 
 def _apart(values: list[JsonValue], others: list[JsonValue], k_dim: int) -> float:
-    """Returns the largest L2 distance of two runs' artifacts; infinite if only one run has some."""
+    """Returns the largest L2 distance of two runs' artifacts; infinite if one run lacks some."""
     pairs = [pair for pair in zip(values, others, strict=True) if pair[0] != pair[1]]
     if any(None in pair for pair in pairs):
         return math.inf
@@ -223,8 +223,8 @@ def _layer_by_layer(
 
 
 def check_memory(engine: base.Engine, whole: bool) -> None:
-    """Computes a micro-batch with the most allowed tokens, and halves them until the memory
-    suffices. EngineMemoryError if not even one nonce fits. `whole`: False for only the first layer.
+    """Computes a micro-batch of the maximum size, and halves the maximum until the memory suffices.
+    EngineMemoryError if not even one nonce fits. `whole`: False to compute only the first layer.
     """
     spec = _spec(min(_LONG, engine.info.max_seq_len, engine.info.max_batch_tokens))
     asked = engine.info.max_batch_tokens
@@ -243,7 +243,7 @@ def check_memory(engine: base.Engine, whole: bool) -> None:
 
 
 def report_speed(engine: VllmEngine) -> None:
-    """Measures and reports the speed: of a full micro-batch on a GPU, a small one on a CPU."""
+    """Measures and logs the speed of a full micro-batch on a GPU, of a small one on a CPU."""
     info = engine.info
     seq_len = min(_LONG if engine.on_gpu else _USUAL, info.max_seq_len, info.max_batch_tokens)
     nonces = range(info.max_batch(seq_len))[: None if engine.on_gpu else _FEW]
@@ -256,7 +256,7 @@ def report_speed(engine: VllmEngine) -> None:
 
 
 def check_chains(engine: VllmEngine) -> None:
-    """Reserves memory for decode steps. Disables decode proofs if a short test fails."""
+    """Reserves memory for decode steps. Disables decode proofs if a short decode proof fails."""
     if why_no_chains(engine.info):
         return
     limits = ChainLimits.of(engine.info).with_room(engine.reserve_for_steps(), _CHAIN)
@@ -283,9 +283,9 @@ def check_chains(engine: VllmEngine) -> None:
 
 
 def check_graphs(engine: VllmEngine) -> None:
-    """Computes decode proofs with and without CUDA graphs, of two nonces and of as many as fit
-    (sums over ranks use other kernels). Disables the graphs if results differ clearly more often
-    than in repeated runs without. RecordingError if the engine breaks.
+    """Computes decode proofs with and without CUDA graphs, of two nonces and of as many as fit,
+    because sums over ranks then use other kernels. Disables the graphs if results differ clearly
+    more often than in repeated runs without graphs. RecordingError if the engine breaks.
     """
     if why_no_chains(engine.info):
         return

@@ -170,7 +170,7 @@ class Grammars:
             self._waiting.append(trial)  # starts again at its next turn
 
     def _is_over(self, trial: _Trial) -> bool:
-        """Returns whether to end the trial: no client, too slow, or another client's turn."""
+        """Returns True if the client left, or if the trial is too slow or delays another client."""
         took_s = time.monotonic() - trial.began_at
         if trial.answer.done() or took_s > self._longest_s:
             return True

@@ -49,8 +49,8 @@ class ScratchGroup:
 class ScratchCaches:
     """Scratch caches for all layers of the model. Each has grown to the size that the largest batch
     so far needed. Two layers share a scratch cache if their caches have the same kind and shape and
-    are never needed at the same time. Not shared are caches of the same decoder layer, and a cache
-    that a later layer reads. If `private` is True, no cache is shared.
+    are never needed at the same time. Caches of the same decoder layer are not shared, nor is a
+    cache that a later layer reads. If `private` is True, no cache is shared.
     """
 
     def __init__(self, runner: Any, layers: dict[str, Any]) -> None:

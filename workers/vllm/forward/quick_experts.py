@@ -68,7 +68,7 @@ class Product(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The result of a layer's first expert product and the activation."""
+    """A layer's first expert product together with the activation that follows it."""
 
     product: Product
     out: Tensor  # where vLLM's second product reads it
@@ -134,7 +134,7 @@ class QuickExperts:
 
 
 class Trials(NamedTuple):
-    """For each Product.key, whether a trial found our kernels correct and faster than vLLM's."""
+    """Results of trials by Product.key: True if our kernels are correct and faster than vLLM's."""
 
     is_better: Trial[bool]
     # for both products, with the first one written in the order of experts
@@ -159,7 +159,7 @@ class LayerCall:
         return self._waiting is None and self._opened is None
 
     def multiply(self, product: Product | None, own: Compute) -> None:
-        """Computes the layer's second product. Only stores the first product, because open_gates
+        """Computes the layer's second product at once. Stores the first product until open_gates
         computes it together with the activation.
 
         `product`: the product that vLLM requests; None if only vLLM's kernel, `own`, can compute

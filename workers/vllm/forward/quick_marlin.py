@@ -28,7 +28,7 @@ _SPARE = 2**30
 
 
 class Way(NamedTuple):
-    """One way to compute the products."""
+    """A choice of tiles and of the order of addition for computing the expert products."""
 
     # For both products, the fields of poc_core.fused.experts.Tile: rows, columns and summed columns
     # of a block, blocks of rows that share weights, warps, stages, parts.
@@ -113,8 +113,8 @@ class QuickMarlin(QuickApply):
         return compute(call, self._unpacked, way)
 
     def _try(self, call: Call, own: Compute) -> Way | None:
-        """Returns the first way whose result equals Marlin's, or is as near as another order of
-        addition allows, and that takes less time. None: no way does.
+        """Returns the first way that takes less time than Marlin and whose result equals Marlin's,
+        or is as close as another order of addition allows. Returns None if there is no such way.
         """
         found: Way | None = None
 

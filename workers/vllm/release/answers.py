@@ -93,7 +93,7 @@ prompt_logprobs = LogprobsTensors
 
 
 def _whole(**more: Any) -> Any:
-    """Returns parameters for one output without text, ended by max_tokens or the context."""
+    """Returns SamplingParams for one output without text, ended by max_tokens or the context."""
     return SamplingParams(
         flat_logprobs=True,
         detokenize=False,
@@ -105,7 +105,7 @@ def _whole(**more: Any) -> Any:
 
 def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
     """Returns the parameters of a request that scores known tokens in one forward pass. `n_best`:
-    best tokens to report. `skip_cache`: True also computes positions in the prefix cache.
+    number of best tokens to report. `skip_cache`: True also computes positions in the prefix cache.
     """
     return _whole(
         max_tokens=1,
@@ -117,8 +117,8 @@ def pass_params(n_best: int, scoring: dict[str, Any], skip_cache: bool) -> Any:
 
 
 def step_params(params: Any, tokens: list[int], mode: str) -> Any:
-    """Returns the parameters of a request that scores known tokens by decode steps: the client's,
-    without those that end or format the answer. Before min_tokens, ending tokens stay masked.
+    """Returns the parameters of a request that scores known tokens by decode steps: the client's
+    parameters, except those that end or format the answer. Masks end tokens before min_tokens.
     """
     kept = {**params.extra_args, extra_args.KNOWN_TOKENS: tokens, extra_args.LOGPROBS_MODE: mode}
     kept.pop(extra_args.TOKEN_IDS, None)
@@ -151,7 +151,7 @@ def core_output(request_id: str, tokens: list[int], rows: Rows) -> Any:
 
 def shape_logprobs(processor: Any, request: Any) -> None:
     """Prepares the logprobs of an answer that vLLM has begun: names tokens by ids if requested, and
-    stores a prompt's logprobs as Rows if it scores known tokens in one pass.
+    stores a prompt's logprobs as Rows if the request scores known tokens in one pass.
     """
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
@@ -249,7 +249,7 @@ def unsupported(schema: Any) -> str:
 
 
 def _unsupported(schema: Any, lacks: Callable[[Any], bool]) -> tuple[str, list[str]]:
-    """Returns the path of a schema's innermost unsupported part, and its unsupported keywords."""
+    """Returns the path of a schema's innermost unsupported part, and which keywords cause that."""
     path, inner = "#", iter([("", schema)])
     while found := next(((at, one) for at, one in inner if lacks(one)), None):
         path, schema = path + found[0], found[1]
@@ -282,7 +282,7 @@ def vocabulary(llm: Any) -> str:
 
 
 class _Ids:
-    """A substitute for a tokenizer that names a token by its id."""
+    """A replacement for vLLM's tokenizer, whose `decode` returns a token's id as text."""
 
     def decode(self, ids: list[int]) -> str:
         return str(ids[0])
@@ -320,7 +320,7 @@ class Answer:
         return tokens
 
     def outputs(self, rows: Rows) -> Iterator[list[Any]]:
-        """Yields vLLM's RequestOutputs for parts of the tokens; single tokens for streams."""
+        """Yields vLLM's RequestOutputs for each part of the tokens; for streams, for each token."""
         processor = OutputProcessor(self._llm.output_processor.tokenizer, log_stats=False)
         requests = self._children(processor)
         params = self._request.sampling_params
@@ -335,7 +335,9 @@ class Answer:
                 return
 
     def _logprobs_for_vllm(self, processor: Any, requests: list[str], rows: Rows) -> Any:
-        """Returns logprobs for vLLM to format. For token ids, adds them, returns None."""
+        """Returns logprobs for vLLM to format. If the request wants token ids in place of texts,
+        adds the logprobs to vLLM's state itself and returns None.
+        """
         if not (self._request.sampling_params.extra_args or {}).get(extra_args.TOKEN_IDS):
             return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
         n, width = rows.ids.shape
@@ -356,7 +358,7 @@ class Answer:
         return None
 
     def _children(self, processor: Any) -> list[str]:
-        """Registers vLLM's request of each of the answer's n choices. Returns their ids."""
+        """Registers a vLLM request for each of the answer's n choices. Returns the request ids."""
         request, n = self._request, self._request.sampling_params.n
         parent = ParentRequest(request) if n > 1 else None
         ids = []

@@ -24,8 +24,8 @@ def known_arguments(parser: Any) -> set[str]:
 
 
 def hold_tools_to_schemas(parser: Any) -> None:
-    """Holds arguments of a required or named tool to its schema, as up to 0.28. Release 0.32
-    constrains only `strict` tools: models answered with arguments such as [] or "en".
+    """Makes vLLM constrain the arguments of a required or named tool to its schema, as up to 0.28.
+    Release 0.32 constrains only `strict` tools: models answered with arguments such as [].
     """
     if "tool-strict-level" in known_arguments(parser):
         parser.set_defaults(tool_strict_level="parameter")

@@ -17,7 +17,7 @@ _EAGER = ("vllm_c", "triton", "native")
 @contextmanager
 def fused_kernels() -> Iterator[None]:
     """Makes norms inside the context run as vLLM's fused kernels, as in an eager deployment. In a
-    compiled one, a proof's forward pass would run them operation by operation.
+    compiled deployment, a proof's forward pass would run norms operation by operation.
     """
     if not torch.cuda.is_available():
         yield
@@ -33,7 +33,7 @@ def fused_kernels() -> Iterator[None]:
 
 @functools.cache
 def _eager_priority() -> Any:
-    """Returns vLLM's preferences among each operation's implementations in eager mode."""
+    """Returns the order in which vLLM prefers each operation's implementations in eager mode."""
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.ir.op import IrOp
     from vllm.platforms import current_platform
@@ -48,7 +48,7 @@ def _eager_priority() -> Any:
 
 
 def operation(name: str) -> Any | None:
-    """Returns a custom operation of vLLM, such as _C::rms_norm; None if it is missing here."""
+    """Returns a custom operation of vLLM, such as _C::rms_norm; None if this build lacks it."""
     import vllm._custom_ops  # noqa: F401  # loads the compiled operations
 
     namespace, _, own = name.partition("::")
@@ -89,20 +89,20 @@ def enable_custom_ops(engine_args: Any) -> None:
 
 
 def query_and_key_norms() -> Any | None:
-    """Returns MiniMax's class for norms of queries and keys, if it has `forward_qk`."""
+    """Returns vLLM's class for MiniMax's query and key norms; None if it lacks `forward_qk`."""
     found = getattr(_module("minimax_rms_norm.rms_norm_tp"), "MiniMaxText01RMSNormTP", None)
     return found if hasattr(found, "forward_qk") else None
 
 
 def triton_experts() -> Any | None:
-    """Returns vLLM's module with the expected Triton kernels for experts; None without it."""
+    """Returns vLLM's module of Triton kernels for experts; None if a function is missing in it."""
     found = _module("fused_moe.experts.triton_moe")
     names = ("TritonExperts", "invoke_fused_moe_triton_kernel")
     return found if all(hasattr(found, name) for name in names) else None
 
 
 def marlin_experts() -> Any | None:
-    """Returns vLLM's class for experts in Marlin's layout; None if it is not there."""
+    """Returns vLLM's class for experts in Marlin's layout; None if this release lacks the class."""
     return getattr(_module("fused_moe.experts.marlin_moe"), "MarlinExperts", None)
 
 
@@ -116,21 +116,21 @@ def _module(name: str) -> Any | None:
 def sum_of_experts(
     experts: Any, rows: torch.Tensor, out: torch.Tensor, chosen: torch.Tensor
 ) -> None:
-    """Adds up each token's rows (tokens, experts per token, columns) to `out`, as vLLM does."""
+    """Sums each token's rows (tokens, experts per token, columns), as vLLM does, into `out`."""
     more = (chosen, None) if len(inspect.signature(experts.moe_sum).parameters) > 2 else ()
     experts.moe_sum(rows, out, *more)
 
 
 def limit_of_gates(experts: Any) -> float | None:
-    """Returns the limit at which experts clamp gate and up projections; None without one."""
+    """Returns the value at which experts clamp gate and up projections; None without clamping."""
     said = (("quant_config", "gemm1_clamp_limit"), ("activation_config", "clamp_limit"))
     limits = (getattr(getattr(experts, of, None), name, None) for of, name in said)
     return next((float(one) for one in limits if one is not None), None)
 
 
 def scales_are_powers() -> bool:
-    """Returns True if TritonExperts quantise after the activation in a separate kernel, with scales
-    that are powers of two: on Hopper with DeepGEMM, unless VLLM_USE_DEEP_GEMM_E8M0 is 0.
+    """Returns True if TritonExperts quantise the activation's output in a separate kernel, with
+    powers of two as scales: on Hopper with DeepGEMM, unless VLLM_USE_DEEP_GEMM_E8M0 is 0.
     """
     return bool(getattr(triton_experts(), "is_deep_gemm_e8m0_used", lambda: False)())
 

@@ -19,9 +19,9 @@ _NICE = 10
 
 
 def let_readers_sleep() -> None:
-    """Makes vLLM's processes on CPUs sleep between two polls for a message, in place of
-    sched_yield. On machines with fewer cores than such processes, Linux 6.18 left all others on a
-    core waiting for many seconds: the API, other engines, chat's clients.
+    """Makes vLLM's processes on CPUs sleep between two polls for a message, instead of calling
+    sched_yield. If there are fewer cores than such processes, Linux 6.18 let all other processes on
+    a core wait for many seconds: the API, other engines, chat's clients.
     """
     from vllm.distributed.device_communicators import shm_broadcast
     from vllm.platforms import current_platform
@@ -32,8 +32,8 @@ def let_readers_sleep() -> None:
 
 
 def compile_grammars_after_steps() -> None:
-    """Lowers the priority of the engine core's threads that compile grammars, and their number to a
-    quarter of the CPUs, so that steps run first.
+    """Makes the engine core's steps precede grammars: lowers the priority of the threads that
+    compile grammars, and reduces the number of these threads to a quarter of the CPUs.
     """
     from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
@@ -75,7 +75,7 @@ def let_core_count() -> None:
 
 
 async def unfinished_in_core(llm: Any) -> int:
-    """Returns the engine cores' unfinished requests. A core answers between two steps."""
+    """Returns the number of unfinished requests in the engine cores, which answer between steps."""
     core = llm.engine_core
     asked = [core._call_utility_async("proof_unfinished", engine=one) for one in core.core_engines]
     return sum(await asyncio.gather(*asked))
@@ -107,9 +107,9 @@ def leave_memory(engine_args: Any, gb: float) -> None:
 
 @contextmanager
 def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
-    """Makes a single rank compute inside the engine core's process, as on a GPU. On CPUs vLLM
-    starts another process, because OpenMP chooses CPUs at a process's start. Inside the context,
-    the core starts with the rank's CPUs. This saves a third of a start's CPU time and memory.
+    """Makes a single rank run in the engine core's process, as on a GPU, if the core starts inside
+    the context. vLLM on CPUs would start another process, because OpenMP chooses CPUs when a
+    process starts. Saves a third of the start's CPU time and memory.
     """
     parallel = config.parallel_config
     lone = parallel.world_size == parallel.data_parallel_size == 1

@@ -167,7 +167,7 @@ def plan_for_caches_of_8_bits() -> None:
 
 def receive_activations(runner: Any) -> None:
     """Allocates a pipeline stage's buffer for received activations, on CPUs. vLLM 0.32 does so in a
-    warm-up that eager CPU engines skip; then the first chat request would end the engine.
+    warm-up that eager CPU engines skip. Without the buffer, the first chat request ends the engine.
     """
     import torch
     from vllm.distributed.parallel_state import get_pp_group
@@ -181,9 +181,9 @@ def receive_activations(runner: Any) -> None:
 
 
 def keep_generators(runner: Any) -> None:
-    """Stops vLLM's V1 runner from rewinding a seeded request's generator after sampling from a part
-    of a prompt, on CPUs, where that is impossible: it ended the engine of 0.32 with "CPU Generator
-    does not use offset". The later random numbers depend on how the prompt was divided.
+    """Stops vLLM's V1 runner on CPUs from rewinding a seeded request's generator after a part of
+    the prompt, which is impossible on CPUs: the engine of 0.32 ended with "CPU Generator does not
+    use offset". The request's random numbers then depend on how the prompt was divided.
     """
     import torch
 

@@ -69,8 +69,8 @@ def _specs(spec: Any) -> list[Any]:
 
 
 def page_bytes(group: Any, layer_name: str, content: int) -> int:
-    """Returns the bytes between two blocks' starts in a cache of this layer alone, with padding and
-    alignment. `content`: the bytes of a block without padding.
+    """Returns the size of one block, with padding and alignment, in a cache that only this layer
+    uses. `content`: the block's bytes without padding.
     """
     spec = group.kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):
@@ -84,7 +84,7 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Returns a sequence's blocks of a state cache, with checkpoints and speculative ones."""
+    """Returns how many blocks a sequence has in a state cache, including speculative blocks."""
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
     return max(1, -(-seq_len // block_size)) + getattr(spec, "num_speculative_blocks", 0)
@@ -92,7 +92,7 @@ def state_table_width(group: Any, seq_len: int) -> int:
 
 def checkpoints(group: Any, first: int) -> int:
     """Returns how many columns of a state cache's block table hold checkpoints after a prefill of
-    `first` tokens. Newer releases copy a state from its middle into the column before the last.
+    `first` tokens. In newer releases, the column before the last gets a state from mid-prefill.
     """
     spec = group.kv_cache_spec
     if not getattr(spec, "num_prefill_checkpoint_blocks", 0):
@@ -102,8 +102,8 @@ def checkpoints(group: Any, first: int) -> int:
 
 def carries_state(group: Any) -> bool:
     """Returns True if a decode step finds each sequence's state in the block that the block table
-    names: for gated delta nets (also Kimi's) and ring buffers of uncompressed keys, whose kernels
-    locate a sequence only by positions and block table.
+    names. This holds for gated delta nets (also Kimi's) and ring buffers of uncompressed keys,
+    because their kernels locate a sequence only by positions and block table.
     """
     if all(type(one).__name__ in _RINGS for one in _specs(group.kv_cache_spec)):
         return True
@@ -117,7 +117,7 @@ def cache_source(layer: Any) -> str | None:
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Returns why proofs or chat would be wrong unnoticed by the self-tests, or None."""
+    """Returns why proofs or chat would be wrong although the self-tests pass; None if unknown."""
     if not _CACHE_DTYPES.fullmatch(cache_dtype):
         return (
             f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"
@@ -135,13 +135,13 @@ def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
 
 
 def kernel_block_size(group: Any) -> int:
-    """Returns the attention kernel's tokens per block, perhaps fewer than the cache manager's."""
+    """Returns the attention kernel's tokens per block. The cache manager's blocks may be larger."""
     return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
 
 
 def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
-    """Returns a cache tensor's dimension over blocks: in older releases by the attention backend;
-    in newer ones the first, because each layer has a view.
+    """Returns the dimension of a cache tensor that counts blocks. Older releases ask the attention
+    backend. In newer releases it is the first, because each layer has a separate view.
     """
     shape_of = getattr(group.backend, "get_kv_cache_shape", None)
     if shape_of is None:
@@ -188,8 +188,8 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
 
 
 def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
-    """Divides a table's blocks into the parts that a builder with larger blocks joins; needed only
-    for GLM-5.3-Flash's indexer in 0.30 and 0.31.
+    """Replaces each block in a block table by its parts, if the builder's blocks are larger than
+    the kernel's. Needed only for GLM-5.3-Flash's indexer in 0.30 and 0.31.
     """
     part: int | None = getattr(builder, "kernel_block_size", None)
     n, rest = divmod(builder.kv_cache_spec.block_size, part) if part else (1, 0)
@@ -202,8 +202,8 @@ def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
 
 @contextmanager
 def _batch_states(builder: Any, common: Any) -> Iterator[Any]:
-    """Yields a builder that uses this batch's state blocks, not those of chat's last step, which
-    the V2 model runner of newer releases stores on it.
+    """Yields the builder, changed to use this batch's state blocks. In newer releases, the V2 model
+    runner has stored the blocks of chat's last step in the builder.
     """
     if not hasattr(builder, _TOLD_STATES):
         yield builder
@@ -230,7 +230,7 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
-    """Returns the addresses of vLLM's work buffers; `alike_on_ranks`: their sizes in bytes."""
+    """Returns the addresses of vLLM's work buffers, or their sizes in bytes if `alike_on_ranks`."""
     try:
         from vllm.v1.worker.workspace import (
             current_workspace_manager,

@@ -20,7 +20,7 @@ def forward_context(
     n_tokens: int,
     slot_mapping: dict[str, torch.Tensor],
 ) -> AbstractContextManager[Any]:
-    """Returns vLLM's context for a forward pass, without compiled code, which calls no hooks."""
+    """Returns vLLM's context for a forward pass without compiled code, which calls no hooks."""
     context: AbstractContextManager[Any] = set_forward_context(
         metadata, vllm_config, num_tokens=n_tokens, slot_mapping=slot_mapping, skip_compiled=True
     )
@@ -29,7 +29,7 @@ def forward_context(
 
 def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
     """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`; None if it
-    cannot run a part of them, or a layer leaves data for the next that chat could overwrite.
+    must run all of them, or if chat could overwrite data that one layer leaves for another.
     """
     shared = (
         getattr(text_config, "index_topk_freq", 1) > 1
@@ -52,7 +52,7 @@ def stage_layers(layers: nn.ModuleList) -> range:
 
 
 class _StageView:
-    """vLLM's pipeline group for one slice: a stage with only the slice's layers."""
+    """vLLM's pipeline group, changed so that the layers of one slice look like a complete stage."""
 
     def __init__(self, group: Any, is_first: bool, is_last: bool) -> None:
         self._group = group
@@ -123,19 +123,19 @@ def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
 
 
 def norms_in_logits(model: type) -> bool:
-    """Returns True if `compute_logits` applies the final norm, by the names in its code."""
+    """Returns True if `compute_logits` applies the final norm, judging by the names in its code."""
     compute = getattr(model, "compute_logits", None)
     return compute is not None and "norm" in inspect.unwrap(compute).__code__.co_names
 
 
 def final_hidden_states(output: Any) -> torch.Tensor:
-    """Returns an output's hidden states, in some models the first of a tuple."""
+    """Returns the hidden states of a model's output, which some models return first in a tuple."""
     hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
 
 def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
-    """Lets vLLM in this process fill weights by `draw`, if --load-format is dummy."""
+    """Makes vLLM in this process call `draw` to fill the weights if --load-format is dummy."""
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 

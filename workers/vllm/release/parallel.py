@@ -1,4 +1,4 @@
-"""Communication between vLLM's tensor-parallel ranks and pipeline stages, in all releases."""
+"""Communication between vLLM's tensor-parallel ranks, and between its pipeline stages."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ def tensor_ranks() -> tuple[int, int]:
 
 
 def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
-    """Returns the equally many rows of all tensor-parallel ranks. All must call it."""
+    """Returns the rows of all tensor-parallel ranks, equally many of each. All must call it."""
     group = get_tp_group()
     rows = part.new_empty(group.world_size * len(part), *part.shape[1:])
     torch.distributed.all_gather_into_tensor(rows, part, group=group.device_group)
@@ -25,7 +25,7 @@ def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
 
 
 def do_all_tensor_ranks(say_so: bool) -> bool:
-    """Returns True if `say_so` is True on every tensor-parallel rank. All must call it."""
+    """Returns True if `say_so` is True on every tensor-parallel rank. All ranks must call it."""
     group = get_tp_group()
     if group.world_size == 1:
         return say_so
@@ -35,7 +35,7 @@ def do_all_tensor_ranks(say_so: bool) -> bool:
 
 
 def is_replicated(x: torch.Tensor) -> bool:
-    """Returns True if the tensor equals the first tensor-parallel rank's. All must call it."""
+    """Returns True if `x` equals the first tensor-parallel rank's `x`. All ranks must call it."""
     group = get_tp_group()
     if group.world_size == 1:
         return True
@@ -50,7 +50,7 @@ def is_first_tensor_rank() -> bool:
 
 
 def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
-    """Copies the first tensor-parallel rank's tensor to all. All must call it."""
+    """Overwrites `x` on all tensor-parallel ranks with the first rank's. All ranks must call it."""
     group = get_tp_group()
     if group.world_size > 1:
         torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)
@@ -92,7 +92,7 @@ def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
 
 @functools.cache
 def _sums_capture() -> Any:
-    """Returns vLLM's capture context. With several streams, graphs would share no memory."""
+    """Returns vLLM's context to capture graphs. Its one stream lets all graphs share memory."""
     return parallel_state.GraphCaptureContext(torch.cuda.Stream())
 
 

@@ -158,8 +158,8 @@ class Head:
                 follower.send(**message)
 
     def _admit(self, listener: socket.socket) -> None:
-        """Waits for a connection and its first message. Keeps a follower that fits this engine.
-        Tells any other the reason for its refusal, and disconnects it.
+        """Waits for a connection and its first message. Keeps the connection of a follower that
+        fits this engine. Sends any other follower the reason for its refusal, and disconnects it.
         """
         sock, _ = listener.accept()
         connection = Connection(sock)
@@ -268,7 +268,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | Non
 
 
 def vllm_words(span: HostSpan, address: str, port: int) -> list[str]:
-    """Returns the arguments of `vllm serve` for this host's part of the engine."""
+    """Returns the command-line arguments with which vLLM runs this host's part of the engine."""
     said = {
         "--distributed-executor-backend": "mp",
         "--nnodes": span.n_hosts,
@@ -312,7 +312,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def _found(host: str, port: int) -> Any:
-    """Returns a host name's first address. Retries for a minute: a new pod's name needs seconds."""
+    """Returns a host name's first address. Retries for a minute, in case the host's pod is new."""
     until = time.monotonic() + _KNOWN_S
     while True:
         try:

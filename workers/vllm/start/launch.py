@@ -35,7 +35,7 @@ EXTENSION = "workers.vllm.extension.ProofExtension"
 
 @contextmanager
 def garbage_may_wait() -> Iterator[None]:
-    """Disables garbage collection, a fifth of the time of vLLM's imports, in the context."""
+    """Disables garbage collection, a fifth of the time of vLLM's imports, inside the context."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -148,8 +148,8 @@ def _configured(
 
 
 def parsed(parser: Any, words: Sequence[str]) -> Any:
-    """Parses words with vLLM's parser. SettingsError if it refuses them. vLLM itself would print
-    hundreds of lines of usage, and end only the event loop's thread.
+    """Parses arguments with vLLM's parser. SettingsError if the parser refuses them. vLLM itself
+    would print hundreds of lines of usage, and end only the event loop's thread.
     """
 
     def refuse(why: str) -> NoReturn:
@@ -183,7 +183,7 @@ def _not_startable(options: EngineOptions, why_not: str) -> errors.ProoflineErro
 
 
 def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
-    """Returns our arguments of `vllm serve`, which the operator's `options.vllm_args` override."""
+    """Returns our arguments of `vllm serve`. The operator's `options.vllm_args` override them."""
     # Proofs compute as many tokens at a time as vLLM's memory profile and buffers allow.
     tokens = options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS)
     said = {

@@ -24,7 +24,7 @@ _CHECKS = 60
 
 
 def offer() -> None:
-    """Marks this process as the one whose end ends vLLM's processes. Must precede their start."""
+    """Ties vLLM's processes to this process: they end when it ends. Must precede their start."""
     os.environ[VARIABLE] = str(os.getpid())
 
 

@@ -33,7 +33,7 @@ _CHUNK = 2**26  # numbers drawn at a time: 256 MB
 
 
 def ask_for(load_format: str) -> None:
-    """Makes later vLLM processes draw random weights for "dummy", unless the operator chose."""
+    """Makes later vLLM processes draw random weights for "dummy", if the operator chose nothing."""
     if load_format == "dummy":
         os.environ.setdefault(VARIABLE, _ON)
 
@@ -44,8 +44,8 @@ def are_enabled() -> bool:
 
 @torch.no_grad()
 def draw(model: nn.Module) -> None:
-    """Overwrites a model's weights with random numbers, norms with 1, and scales with fitting ones.
-    The seed is a weight's name, so all ranks draw the same numbers for shards of one shape.
+    """Overwrites a model's weights with random numbers, norms with 1, and scales with suitable
+    values. The seed is a weight's name, so all ranks draw the same numbers for shards of one shape.
     """
     for path, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
@@ -84,7 +84,7 @@ def _chunks(weight: Tensor) -> Iterator[Tensor]:
 
 
 def _unscaled_spread(name: str, own: Mapping[str, Tensor]) -> float | None:
-    """Returns the standard deviation of a scale's stored weights; None for activations."""
+    """Returns the standard deviation of the weights that a scale multiplies; None for inputs."""
     stem = name[: name.index("scale")].rstrip("_")
     weights = [
         one

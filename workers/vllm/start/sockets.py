@@ -16,8 +16,8 @@ _NAME = len("/01234567-89ab-cdef-0123-456789abcdef") + 1
 
 class Sockets:
     """A folder for vLLM's sockets until `remove`, unless the operator has set VLLM_RPC_BASE_PATH.
-    Also removes folders of dead processes. A lock shows a living process; ids would be ambiguous,
-    because containers can share the temporary folder.
+    Also removes the folders of dead processes. A lock marks the folder of a living process, because
+    ids are ambiguous if containers share the temporary folder.
     """
 
     def __init__(self) -> None:

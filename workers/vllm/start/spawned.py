@@ -16,7 +16,7 @@ if __name__ == "__mp_main__":
 @contextmanager
 def main_of_children() -> Iterator[None]:
     """Makes this module the main module of processes spawned inside the context, which then skip
-    our command's imports. Changes nothing without our vLLM plugin, or with VLLM_PLUGINS.
+    our command's imports. Changes nothing without our vLLM plugin, or if VLLM_PLUGINS is set.
     """
     plugins = importlib.metadata.entry_points(group="vllm.general_plugins", name="proofline")
     if not plugins or "VLLM_PLUGINS" in os.environ:
