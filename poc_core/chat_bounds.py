@@ -186,9 +186,9 @@ def known_excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
 
 
 def unfit(name: str, said: Any, context: int) -> str | None:
-    """Returns an error if the known answer in a field (see KNOWN_TOKENS) is longer than the context
-    allows, else None. A token id counts as one token. Texts have a limit of characters, because
-    tokenizing takes a second per megabyte.
+    """Returns an error if the answer that a request prescribes, in a field of KNOWN_TOKENS, is
+    longer than the context allows; else None. A token id counts as one token. Texts have a limit of
+    characters, because tokenizing takes a second per megabyte.
     """
     tokens = said.get("tokens") if isinstance(said, dict) else said
     is_long = False

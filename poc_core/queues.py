@@ -37,7 +37,7 @@ def bindings(queue: str) -> str:
 
 
 def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[str, Any]:
-    """Returns Celery's configuration for a process of the kind `consumer`."""
+    """Returns Celery's configuration for a process. `consumer`: the kind of the process."""
     at = RedisUrl.of(settings.redis_url)
     sentinels = {"master_name": at.master, "sentinels": at.hosts, "sentinel_kwargs": at.sentinel}
     return {

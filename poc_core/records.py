@@ -69,7 +69,7 @@ class PassOrder(NamedTuple):
         return len(self.members(step)) * len(self.positions(step))
 
     def is_step(self, step: int) -> bool:
-        """Returns True if pass number `step` is a step: one position of all nonces."""
+        """Returns True if pass number `step` computes only one position, but of all nonces."""
         return step >= self.n_parts
 
     def is_last(self, step: int) -> bool:

@@ -204,8 +204,8 @@ def _compute_key_part(low: int, high: int, device: torch.device) -> Tensor:
 
 
 def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
-    """Completes hashes in place: `h` (int32) contains seed ^ key part before the call, and hash(i,
-    seed) after it. Returns `h`. `scratch`: a tensor like h, which is overwritten.
+    """Completes hashes in place. Before the call, `h` (int32) contains seed ^ `_key_part`; after
+    the call, hash(i, seed). Returns `h`. `scratch`: a tensor like `h`, which is overwritten.
     """
     # Arithmetic right shifts insert sign bits; the masks clear those bits.
     torch.bitwise_right_shift(h, 19, out=scratch).bitwise_and_(0x1FFF)

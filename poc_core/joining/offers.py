@@ -1,7 +1,7 @@
 """An offer to a new host: all that the host's workers need, without secrets.
 
 The host's password is derived from its token and the offer's salt, so the offer alone does not
-reveal the password. The offer's seal also needs the token, so nobody else can change the offer.
+reveal the password. The seal depends on the token too, so nobody without it can change the offer.
 """
 
 import hmac

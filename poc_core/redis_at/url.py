@@ -69,7 +69,7 @@ class RedisUrl:
 
     @property
     def broker(self) -> str:
-        """Celery's broker url: that of the server, or of one Sentinel, without options."""
+        """The broker url for Celery. It names the server, or one Sentinel, without options."""
         user = quote(self.server.get("username") or "", safe="")
         password = quote(self.server.get("password") or "", safe="")
         credentials = f"{user}:{password}@" if user or password else ""
@@ -94,7 +94,7 @@ def address(host: tuple[str, int]) -> str:
 
 
 def read_password(option: str, file: str | Path) -> str:
-    """Reads the password in a file. ValueError names the option if the file cannot be read."""
+    """Reads a password from a file. ValueError names the option if the file cannot be read."""
     try:
         return Path(file).read_text().strip()
     except OSError as error:

@@ -135,10 +135,10 @@ class PrefillScheme(Scheme):
 
     @abstractmethod
     def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
-        """Converts `numbers` (on the CPU) to one JSON value per nonce; None if excluded."""
+        """Converts `numbers` (on the CPU) to each nonce's JSON value; None for excluded nonces."""
 
     def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
-        """Returns the JSON value of each nonce (see `numbers`). Waits for the device."""
+        """Computes the JSON value of each nonce (see `numbers`). Waits for the device."""
         return self.values(nonces, self.numbers(nonces, last_hidden).cpu()) if nonces else []
 
 
@@ -167,7 +167,7 @@ class Batch(ABC):
 
     @abstractmethod
     def transform(self, step: int) -> LayerTransform | None:
-        """Returns the transformation of layers' outputs in a forward pass; None if unchanged."""
+        """Returns how a forward pass transforms layers' outputs; None if it does not."""
 
     @property
     def layer_vectors(self) -> Tensor | None:
@@ -211,7 +211,7 @@ class Batch(ABC):
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:
-        """Converts `numbers` (on the CPU) to one JSON value per nonce; None if excluded."""
+        """Converts `numbers` (on the CPU) to each nonce's JSON value; None for excluded nonces."""
 
 
 class PrefillBatch(Batch):

@@ -56,7 +56,7 @@ class Contract(ABC):
     def limits(
         self, spec: records.ProofSpec, info: records.ModelInfo
     ) -> dict[str, tuple[int, int]]:
-        """Returns the fields that a model limits: name -> (requested value, the model's limit)."""
+        """Returns the request fields that a model limits: name -> (requested value, limit)."""
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
     def why_not(self, spec: records.ProofSpec, info: records.ModelInfo) -> str:

@@ -8,7 +8,7 @@ from poc_core.serving.dtypes import Dtype
 
 
 class ModelOptions(BaseModel):
-    """The options of one model. A host's own options replace fields that were not set."""
+    """The options of one model. Fields that are not set get the values of a host's own options."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

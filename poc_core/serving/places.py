@@ -13,7 +13,7 @@ _UUID = re.compile(r"^(?:GPU|MIG)-([0-9a-f]{8})[0-9a-f-]*$", re.IGNORECASE)
 
 
 def slot_of(visible_gpus: str, otherwise: str) -> str:
-    """Returns a worker's slot, such as gpu0-1 for "0,1"; `otherwise` if it has no GPU."""
+    """Returns a worker's slot, such as gpu0-1 for the GPUs "0,1"; `otherwise` without GPUs."""
     gpus = [part.strip() for part in visible_gpus.split(",") if part.strip()]
     short = [_UUID.sub(r"\1", gpu) for gpu in gpus]
     return re.sub(r"[^\w-]+", "-", f"gpu{'-'.join(short)}") if gpus else otherwise

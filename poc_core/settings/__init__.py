@@ -37,12 +37,12 @@ class Settings(RedisSettings, CallbackSettings, ChatSettings, ProofSettings, Api
 
     @property
     def visibility_timeout_s(self) -> int:
-        """Seconds until the broker redelivers an unacknowledged task; no batch takes as long."""
+        """Seconds until the broker redelivers an unacknowledged task. No batch takes as long."""
         return max(180, 3 * self.rpc_timeout_ms // 1000)
 
     @property
     def delivery_lock_s(self) -> float:
-        """Seconds that a delivery locks its outbox; the largest payload takes less."""
+        """Seconds for which a delivery locks its outbox. The largest payload takes less time."""
         return 2 * self.worker_ttl_s
 
 

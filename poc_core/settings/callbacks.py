@@ -107,7 +107,7 @@ class CallbackSettings(Theme):
 
     @property
     def max_callbacks(self) -> int:
-        """The limit of jobs with unfinished callbacks. A client or receiver may have a quarter."""
+        """The limit of jobs with unfinished callbacks; a quarter of it per client or receiver."""
         return max(64, self.outbox_max_bytes // (512 * 1024))
 
     @property

@@ -8,14 +8,14 @@ from poc_core.settings.theme import Theme, parsed
 
 
 class ChatPolicy(NamedTuple):
-    """How chat and proofs share the engine. `fraction`: the proofs' time in the mode `share`."""
+    """How chat and proofs share the engine. `fraction`: the proofs' part of the time, if shared."""
 
     mode: Literal["yield", "share", "exclusive", "off"]
     fraction: float = 0.0
 
 
 def parse_chat_policy(text: str) -> ChatPolicy:
-    """Parses yield, exclusive, off or share:F with 0 < F < 1. ValueError lists them."""
+    """Parses yield, exclusive, off or share:F with 0 < F < 1. ValueError lists these forms."""
     match text:
         case "yield" | "exclusive" | "off":
             return ChatPolicy(text)

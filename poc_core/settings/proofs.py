@@ -67,7 +67,7 @@ class ProofSettings(Theme):
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between two heartbeats of a worker; a few may come late."""
+        """Seconds between two heartbeats of a worker. A few heartbeats may come late."""
         return self.worker_ttl_s / 5
 
     @property

@@ -75,7 +75,9 @@ class DownloadStore(scripts.BaseStore):
         return bool(self._end([keys.DOWNLOADS, keys.DOWNLOADS_WANTED], args))
 
     def forget(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Cancels a download. Its process ends at the next `renew`. Returns False if not active."""
+        """Cancels a download, so that its process ends at the next `renew`. Returns False if the
+        download was not active.
+        """
         name = name_of(hf_repo, hf_commit)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(keys.DOWNLOADS_WANTED, name)

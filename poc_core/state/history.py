@@ -39,7 +39,7 @@ class History(scripts.BaseStore):
     """The store of the counts. Each time step is a Redis hash with a TTL."""
 
     def add(self, second: float, counts: Counts) -> None:
-        """Adds counts to the time steps that contain `second`: one step of each length."""
+        """Adds counts to the time steps that contain the time `second`: one step of each length."""
         with self._redis.pipeline(transaction=False) as pipe:
             for step_s, kept_s in STEPS.items():
                 key = keys.past(step_s, int(second // step_s) * step_s)
@@ -49,7 +49,7 @@ class History(scripts.BaseStore):
             pipe.execute()
 
     def read(self, step_s: int, first: int, n: int = SHOWN) -> list[dict[str, int]]:
-        """Returns the counts of `n` time steps of `step_s` seconds, from the second `first` on."""
+        """Returns the counts of `n` time steps of `step_s` seconds, beginning at time `first`."""
         current = self._redis.get(keys.CURRENT_ROUND)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.counted(current.decode() if current else ""))
@@ -70,7 +70,7 @@ class History(scripts.BaseStore):
 
 
 def shares(redis: Redis, key: str) -> dict[str, int]:
-    """Returns worker's name -> computed nonces, for the job or round whose hash has this `key`."""
+    """Returns the computed nonces by worker's name, for the job or round whose hash is `key`."""
     # Other fields of a job's hash are not read: the answer may take megabytes.
     connection: Any = redis
     fields = sorted(field for field in connection.hkeys(key) if field.startswith(_SHARE))

@@ -1,7 +1,7 @@
 """Jobs in Redis. The API creates a job, workers compute its batches, and one worker finishes it.
 
 Redis holds the work. A Celery message only announces work, and may come twice, late or never.
-Workers lease batches of the first job in their model's line, which is a queue (state/work.py).
+Workers lease batches of the first job in their model's line, a queue in Redis (state/work.py).
 """
 
 import json
@@ -139,7 +139,7 @@ class JobStore(Store):
         return self.read_all([job_id])[0]
 
     def read_all(self, job_ids: Sequence[str]) -> list[records.JobRecord | None]:
-        """Returns the records of several jobs, read in one request. See `read` for missing jobs."""
+        """Reads the records of several jobs in one request; None for unknown or expired jobs."""
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hmget(keys.job(job_id), _RECORD_FIELDS)
@@ -216,8 +216,8 @@ class JobStore(Store):
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        """Returns verdict ("honest", "fraud") -> number of validations. Redis deletes these counts
-        after 30 days without a validation.
+        """Returns the number of validations for each verdict ("honest", "fraud"). Redis deletes
+        these counts after 30 days without a validation.
         """
         return self._by_verdict(keys.VERDICTS)
 
@@ -340,7 +340,7 @@ class JobStore(Store):
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
     def recount(self) -> int:
-        """Counts the queued nonces again, without those of expired jobs. Returns their number."""
+        """Counts the queued nonces again, without those of expired jobs. Returns the new count."""
         return int(self._recount([], [self._settings.job_ttl_sec]))
 
     def _models(self) -> list[str]:

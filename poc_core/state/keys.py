@@ -119,7 +119,7 @@ def host_machine(host_id: str) -> str:
 
 
 def past(step_s: int, begin: int) -> str:
-    """Returns the key of the hash of counts of one time step, which begins at second `begin`."""
+    """Returns the key of the hash of counts of one time step, which begins at the time `begin`."""
     return f"poc:past:{step_s}:{begin}"
 
 

@@ -215,7 +215,7 @@ class Outbox(Store):
         return self._settings.callback_max_artifacts, self._settings.callback_max_bytes
 
     def status(self, outbox_id: str) -> OutboxStatus:
-        """Returns an outbox's status. A missing outbox has delivered everything."""
+        """Returns an outbox's status. A missing outbox counts as completely delivered."""
         return OutboxStatus.of(self._redis.hgetall(keys.outbox(outbox_id)))
 
     def n_jobs(self) -> int:

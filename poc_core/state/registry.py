@@ -110,7 +110,7 @@ class WorkerRegistry(Store):
 
     def died_with(self, worker_id: str, request: str, what: str) -> int:
         """Stores that a worker's engine died during a chat request. Returns the number of such
-        workers. If there are two, the request is refused for DEADLY_S seconds. `request`: the
+        workers. From two workers on, the request is refused for DEADLY_S seconds. `request`: the
         request's fingerprint. `what`: the request's description for an event.
         """
         now = self._clock()

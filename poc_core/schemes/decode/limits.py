@@ -70,14 +70,14 @@ class ChainLimits(BaseModel, frozen=True):
         return self.kept_tokens is None or self.step_positions(spec) <= self.kept_tokens
 
     def step_positions(self, spec: records.ProofSpec) -> int:
-        """Returns the positions in memory that one nonce's decode steps take; 0 without steps."""
+        """Returns how many positions in memory one nonce's decode steps take; 0 without steps."""
         passes = passes_of(spec)
         if not passes.steps:
             return 0
         return -(-passes.positions // self.kept_block) * self.kept_block + self.kept_state
 
     def max_batch(self, spec: records.ProofSpec, info: records.ModelInfo) -> int:
-        """Returns the most nonces of a micro-batch. The micro-batch may split its prefill."""
+        """Returns the largest number of nonces in a micro-batch. Its prefill may run in parts."""
         by_nonce = self.step_positions(spec)
         if not by_nonce:
             return info.max_batch(passes_of(spec).rows)

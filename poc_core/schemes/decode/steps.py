@@ -103,9 +103,9 @@ def snap(states: Tensor, picks: Tensor) -> Snap:
 
 
 def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
-    """Returns each claimed point's margin: the state's best score minus the claimed point's,
-    float32 (n,). `scores`: (n, POINTS), from `snap`. `claims`: int64 (n,); an invalid index has
-    NO_POINT_MARGIN (section 8.3).
+    """Returns each claimed point's margin: the best score of the state minus the score of the
+    claimed point, float32 (n,). `scores`: (n, POINTS), from `snap`. `claims`: int64 (n,). The
+    margin of an invalid claim is NO_POINT_MARGIN (section 8.3).
     """
     known = (claims >= 0) & (claims < POINTS)
     claimed = scores.gather(1, claims.clamp(0, POINTS - 1)[:, None])[:, 0]
@@ -118,8 +118,8 @@ def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
 def route_seeds(
     block_hash: str, nonces: Sequence[int], moe_layer: int, device: torch.device
 ) -> Tensor:
-    """Returns each nonce's seed for its experts in an MoE layer: int64 (n,). `moe_layer`: the index
-    among the model's MoE layers with seeded experts.
+    """Returns the seed that chooses each nonce's experts in an MoE layer: int64 (n,). `moe_layer`:
+    the index among the model's MoE layers with seeded experts.
     """
     seeds = [
         rng.seed_from_string(f"{block_hash}_n{nonce}_route_layer_{moe_layer}") for nonce in nonces
