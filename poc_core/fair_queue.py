@@ -98,7 +98,7 @@ class Turns:
         self._budget = max(self._least, cost)
 
     async def wait(self, client: str, cost: int) -> None:
-        """Waits until the client's work may start. The client with the least past cost is next."""
+        """Waits until the client's work may start. The client with the lowest start tag is next."""
         if not self._waiting and self._has_room(cost):
             self._waiting.spend(client, cost)
             self._take(cost)

@@ -172,8 +172,8 @@ def _run(
     out: Quantised | Tensor, x: Quantised, weights: Quantised, share: Tensor | None, rows: Rows,
     a_token: int, tile: Tile, gates: Gates,
 ) -> None:  # fmt: skip
-    """Launches the kernel for the first product and its activation if `out` is a Quantised, or else
-    for the second product.
+    """Launches the kernel. If `out` is a Quantised, the kernel computes the first product and its
+    activation, otherwise the second product.
     """
     if isinstance(out, Quantised):
         opens, numbers, scales, scale_strides = True, *out, out.scales.stride()

@@ -8,7 +8,7 @@ _READ_BY_SUPERVISORS = ("celery",)
 
 
 class _Format(logging.Formatter):
-    """Celery's log format for records of our modules, a format without time for all others."""
+    """Celery's log format for records of our modules. Other records get a format without time."""
 
     _of_others = logging.Formatter(logging.BASIC_FORMAT)
 

@@ -1,4 +1,4 @@
-"""Settings of jobs and rounds (protocol.md, section 7, has their names), and of their workers."""
+"""Settings of jobs, of rounds, and of the workers that compute them (protocol.md, section 7)."""
 
 import socket
 from typing import Annotated, Literal
@@ -62,7 +62,7 @@ class ProofSettings(Theme):
 
     @property
     def max_jobs(self) -> int:
-        """The limit of unfinished jobs. The overhead of a job is about that of five nonces."""
+        """The limit of unfinished jobs. One job has about the overhead of five nonces."""
         return max(1, self.max_queued_nonces // 5)
 
     @property

@@ -13,7 +13,7 @@ class Theme(BaseSettings):
 
 
 def parsed(parse: Callable[[str], object]) -> AfterValidator:
-    """Returns a pydantic validator for a text setting. `parse` raises ValueError if invalid."""
+    """Returns a pydantic validator for text settings. `parse` raises ValueError for bad texts."""
 
     def check(text: str) -> str:
         parse(text)

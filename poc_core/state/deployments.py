@@ -112,9 +112,9 @@ class DeploymentStore(Store):
     # Hosts: begin, report, leave.
 
     def deploy_first(self, wanted: deployments.Deployment, host_id: str) -> bool:
-        """Deploys the --model of a starting host. Returns False if the current deployment stays.
-        The deployment stays if other hosts live. It also stays if a client requested it or it has
-        the same model, unless it failed or was withdrawn.
+        """Deploys the --model of a starting host. Returns False if the current deployment stays
+        instead. It always stays if other hosts live. If it neither failed nor was withdrawn, it
+        also stays if a client requested it, or if it has the same model.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
 

@@ -84,7 +84,7 @@ def active(model: str) -> str:
 
 
 def line(model: str) -> str:
-    """Returns the key of the zset of a model's jobs with batches to lease (`join_line`)."""
+    """Returns the key of the zset of a model's jobs that have batches to lease (`join_line`)."""
     return f"poc:jobs:line:{model}"
 
 

@@ -41,9 +41,9 @@ _VALIDATIONS, _OTHERS, _ALL = ("-inf", "(0"), ("0", "+inf"), ("-inf", "+inf")
 
 
 class HeldLeases:
-    """A worker's leases in progress, by the number of the lease request. Thread-safe. Heartbeats
-    list these numbers, and the highest number so far. Redis frees leases that have a number up to
-    the highest and are not listed.
+    """A worker's leases in progress, each with the number of its request. Thread-safe. Heartbeats
+    list these numbers, and the highest number so far. Redis frees a lease if its number is not
+    listed and is not above the highest.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class WorkStore(Store):
         return self._leased(model, scores, "", 1, round, places, done)
 
     def lease_more(self, beside: records.Lease, room: int) -> list[records.Lease]:
-        """Leases up to `room` nonces of batches that can be computed together with `beside`."""
+        """Leases up to `room` nonces of batches that can be computed with the lease `beside`."""
         if beside.alone or room <= 0:
             return []
         scores = _VALIDATIONS if beside.urgent else _OTHERS

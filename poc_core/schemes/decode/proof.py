@@ -230,7 +230,7 @@ class DecodeBatch(Batch):
         return steps.step_token_ids(self._base[:, None], *self._which(which), vocab_size)
 
     def _which(self, which: range) -> tuple[Tensor, Tensor]:
-        """Returns the numbers of the steps, and the points before each of them: (n, steps)."""
+        """Returns the numbers of the steps `which`, and the point before each step: (n, steps)."""
         if self._claims is not None:
             before = self._claims[:, which.start - 1 : which.stop - 1]
         else:
