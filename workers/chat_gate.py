@@ -17,7 +17,9 @@ VALIDATION_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Starvation:
-    """The `share` of engine time for proofs after constant chat has blocked them for `after_s`."""
+    """A rule for constant chat: once chat has blocked proofs for `after_s` seconds, proofs get the
+    fraction `share` of the engine's time.
+    """
 
     after_s: float = 60.0
     share: float = 0.05
@@ -89,7 +91,9 @@ class ChatGate:
     # Called by the chat server.
 
     def enter_chat(self) -> bool:
-        """Registers a new chat request until `leave_chat`. Returns False to refuse the request."""
+        """Registers a chat request, until `leave_chat` is called. Returns False if the request must
+        be refused instead.
+        """
         with self._changed:
             if self._policy.mode == "exclusive" and self._computes_round:
                 self._refused += 1
@@ -108,7 +112,7 @@ class ChatGate:
     # Called by the proofs' thread.
 
     def set_computes_round(self, computes: bool) -> None:
-        """Sets whether this worker computes a round, which ends chat if `exclusive`."""
+        """Sets whether this worker computes a round. With policy `exclusive`, a round ends chat."""
         with self._changed:
             self._computes_round = computes
             self._changed.notify_all()
@@ -121,7 +125,7 @@ class ChatGate:
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float, urgent: bool = False) -> bool:
-        """Waits up to `timeout_s` seconds until a slice may run. Returns False after this time."""
+        """Waits up to `timeout_s` seconds until a slice may run. Returns False on timeout."""
         deadline = self._clock() + timeout_s
         with self._changed:
             if timeout_s > 0 and self._wait_s(urgent) > 0:

@@ -117,7 +117,9 @@ class Pipeline:
         return self._waiting.popleft()
 
     def _next_slice(self, micro_batch: base.MicroBatch, busy: set[int]) -> list[base.Slice]:
-        """Returns the next slice in a list; empty if another slice in this tick uses the stage."""
+        """Returns a list with the micro-batch's next slice. The list is empty if another slice in
+        this tick uses the same stage.
+        """
         if micro_batch.stage in busy:
             return []
         if not micro_batch.slices:
@@ -125,7 +127,9 @@ class Pipeline:
         return [micro_batch.slices.popleft()]
 
     def _cut(self, micro_batch: base.MicroBatch) -> list[base.Slice]:
-        """Cuts the current pass into slices. With one stage, a slice can span several passes."""
+        """Cuts the micro-batch's current pass into slices of its current stage. If the engine has
+        only one stage, a slice can contain several passes.
+        """
         engine, order, first = self._engine, micro_batch.order, micro_batch.step
         stage, n = engine.stages[micro_batch.stage], len(order.members(first))
         measured = stage if engine.sliceable else range(1)
@@ -152,13 +156,15 @@ class Pipeline:
             micro_batch.launched = True
 
     def _part(self, micro_batch: base.MicroBatch) -> int:
-        """Returns how many of the nonces each forward pass over all rows of a nonce computes."""
+        """Returns how many nonces the first forward pass (over all rows) computes at a time."""
         n, passes = len(micro_batch.nonces), micro_batch.passes
         most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """Returns True if another micro-batch can start: a stage has step caches for only one."""
+        """Returns True if the next waiting micro-batch can start. The KV caches for decode steps
+        suffice for one micro-batch per stage.
+        """
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
             one.passes.steps for one in [*going, self._waiting[0]]
@@ -190,7 +196,7 @@ class Pipeline:
 
     def _begin_anew(self, error: base.EngineMemoryError) -> None:
         """Halves the maximum size after a lack of memory, and restarts the micro-batches in
-        progress. If the largest has only one nonce, this micro-batch fails instead.
+        progress. If the largest micro-batch has only one nonce, that micro-batch fails instead.
         """
         going = self._forget_going()
         largest = max(going, key=lambda one: one.n_tokens)
@@ -222,7 +228,9 @@ class Pipeline:
 
 
 def plan_of(engine: base.Engine, max_step_ms: float | None = None) -> SlicePlan:
-    """Creates the engine's slice plan. `max_step_ms`: longest delay of chat; None without chat."""
+    """Creates the engine's slice plan. `max_step_ms`: longest time that a slice may delay chat;
+    None without chat.
+    """
     return SlicePlan(
         max_step_ms, engine.slices_in_flight, engine.longest_call_s, engine.token_layer_s
     )

@@ -48,7 +48,9 @@ class Proofs:
         self._thread.start()
 
     def admit_chat(self, gate: ChatGate | None, max_step_ms: float) -> None:
-        """Sets the chat gate; None without chat. `max_step_ms`: longest delay of chat."""
+        """Sets the chat gate; None without chat. No micro-batch may be running. `max_step_ms`:
+        longest time that a slice may delay chat.
+        """
         self.gate = gate
         self._pipeline.plan = plan_of(self.engine, None if gate is None else max_step_ms)
 
@@ -84,7 +86,7 @@ class Proofs:
             self._changed.notify_all()
 
     def chat_allows(self, wait_s: float, urgent: bool = False) -> bool:
-        """Waits until chat allows a slice, at most `wait_s` seconds. Returns whether it does."""
+        """Waits up to `wait_s` seconds until chat allows a slice. Returns False on timeout."""
         return self.gate is None or self.gate.wait(wait_s, urgent)
 
     def set_computes_round(self, computes: bool) -> None:
@@ -93,7 +95,9 @@ class Proofs:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, int | float]:
-        """Returns the heartbeat's statistics of slices, the chat gate and chat validations."""
+        """Returns statistics for the heartbeat: the number of slices, the chat gate's counters, and
+        the counters of chat validations.
+        """
         counted: dict[str, int | float] = {"slices": self._slices}
         if self.gate is not None:
             counted |= vars(self.gate.stats())
@@ -187,7 +191,9 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """Launches a slice per stage, or fetches values if chat forbids slices or none is left."""
+        """Launches a slice on every stage. Fetches values instead if chat forbids slices, or if all
+        slices are launched.
+        """
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S, self._pipeline.is_urgent):

@@ -21,13 +21,15 @@ class Source(Protocol):
     """The interface through which a Runner leases nonces and stores their values."""
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        """Returns new leases of one spec; [] if there are none now, None to end the run."""
+        """Returns new leases, all with the same spec. Returns [] if there is no work at the moment,
+        None if the run must end.
+        """
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
         """Returns True if these leases should still be computed, False to give them back."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
-        """Stores a lease's values, one per nonce, now or when the next method is called."""
+        """Stores a lease's values, one per nonce, immediately or with the next call of a method."""
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
         """Gives back a lease that was not computed. `lost_engine`: True if the engine failed."""
@@ -65,7 +67,7 @@ class Runner:
 
     def run(self, is_over: Callable[[], bool]) -> bool:
         """Computes until `is_over()`, then returns True and keeps unfinished leases for the next
-        call. Returns False, without leases, when no work is left or after an error.
+        call. If no work is left, or after an error, returns False and holds no leases.
         """
         goes_on = False
         try:

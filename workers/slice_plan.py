@@ -103,7 +103,9 @@ class SlicePlan:
             return times.most_within(limit_s, most)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """Cuts a stage's layers for `n` nonces; with chat, one by one until times are measured."""
+        """Cuts a stage's layers into slices for `n` nonces. With chat, each slice has one layer
+        until the time of a layer is measured.
+        """
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:

@@ -75,7 +75,9 @@ class Places:
                 task.add_done_callback(self._tasks.discard)
 
     def _needs(self, due: Due) -> Sequence[tuple[tuple[object, ...], int, float]]:
-        """Returns (key, amount, maximum) for each limit; `amount` is this delivery's use of it."""
+        """Returns (key, amount, maximum) for each limit against which a delivery counts. `amount`:
+        how much this delivery adds.
+        """
         kind, size = due.is_round, due.waiting_bytes
         places = ROUND_PLACES if kind else JOB_PLACES
         return (
@@ -114,7 +116,9 @@ class Courier:
         max_retries: int | None = None,
         largest_payload: int = 8 * 1024 * 1024,
     ) -> None:
-        """`max_retries`: maximum tries of a payload, or None. `largest_payload`: see Places."""
+        """`max_retries`: maximum number of tries per payload; None for no limit. `largest_payload`:
+        maximum bytes of a round's payload.
+        """
         self._outbox = outbox
         self._receivers = receivers
         self._poster = poster
@@ -165,7 +169,7 @@ class Courier:
             logger.exception("could not deliver %s", outbox_id)  # other outboxes go on
 
     async def _try(self, delivery: Delivery) -> bool:
-        """Sends a payload and records the result. Returns True if the next may be sent at once."""
+        """Sends a payload and records the result. Returns True if the next payload may follow."""
         self._on_their_way[delivery.token] = delivery
         try:
             result = await self._poster.post(delivery)

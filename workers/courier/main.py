@@ -128,7 +128,7 @@ class NodePorts:
         return cls(settings.node_ports, workers, RedisUrl.of(settings.redis_url))
 
     def now(self) -> frozenset[int | tuple[callbacks.Address, int]]:
-        """Returns the ports found by the last `look`: a port, or a pair (address, port)."""
+        """Returns the ports that the last `look` found, each as a port or as (address, port)."""
         return self._now
 
     def look(self) -> None:

@@ -204,8 +204,8 @@ class Poster:
         address: callbacks.Address,
         begin: Callable[[], None],
     ) -> tuple[int, float | None]:
-        """Sends the request to one address. Returns status and Retry-After as `_status`. Calls
-        `begin` when connected, before anything is sent.
+        """Sends the request to one address. Returns the answer's status and Retry-After, as
+        `_status` does. Calls `begin` when connected, before anything is sent.
         """
 
         async def trace(event: str, info: dict[str, Any]) -> None:
@@ -251,10 +251,10 @@ async def _race(
     addresses: Sequence[callbacks.Address],
     deadline_s: float,
 ) -> tuple[callbacks.Address, T]:
-    """Sends to the first address that accepts a connection, and returns this address and its
-    answer. Tries the addresses in order, each when the one before it failed or has not connected
-    for some time. The first connection cancels the other tries. If no address connects, raises a
-    HandshakeError if one occurred, else the last error.
+    """Sends the request to the first address that accepts a connection. Returns this address and
+    the answer. Tries the addresses in order, each when the one before it failed or has not
+    connected for some time. The first connection cancels the other tries. If no address connects,
+    raises a HandshakeError if one occurred, else the last error.
     """
     problem: BaseException | None = None
     tasks: dict[asyncio.Task[T], callbacks.Address] = {}

@@ -29,9 +29,9 @@ class TlsClients:
         return self._tls.concerns(host)
 
     def of(self, url: httpx.URL, address: Address) -> httpx.AsyncClient:
-        """Returns the HTTP client for a url at an address. CertificateError if the operator's
-        certificates are unusable, PlainUrlError if the host requires https, httpx.ConnectError for
-        an IPv6 address behind the proxy, because httpx formats such addresses wrongly.
+        """Returns the HTTP client for a url at an address. Raises CertificateError if the
+        operator's certificates are unusable, PlainUrlError if the host requires https, or
+        httpx.ConnectError for an IPv6 address behind the proxy, which httpx formats wrongly.
         """
         context, proxy = None, self._proxy if self.is_proxied(address) else None
         if proxy and address.version == 6:

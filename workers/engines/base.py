@@ -31,7 +31,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class RankProfile:
-    """The times of one micro-batch on one device (or CPU process), not divided into slices."""
+    """The times of one micro-batch, without division into slices, on one device or CPU process."""
 
     device: str
     first_layer: int  # the rank's first layer, equal for all ranks of a pipeline stage
@@ -117,7 +117,9 @@ class MicroBatch:
         self.launched = False
 
     def divide(self, most: int) -> None:
-        """Divides the nonces into parts of at most `most` nonces. `future` gets all the values."""
+        """Divides the nonces into parts of at most `most` nonces. When all parts have values, the
+        `future` of this micro-batch gets all the values.
+        """
         firsts = range(0, len(self.nonces), most)
         self.parts = [
             MicroBatch(self.spec, self.nonces[first : first + most], urgent=self.urgent)

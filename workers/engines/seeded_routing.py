@@ -30,7 +30,7 @@ def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
 @contextmanager
 def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) -> Iterator[None]:
     """Makes MoE routers choose experts by a seed while the context is open. `first_experts` returns
-    the first expert of each row. SpecError, during a forward pass, for a router of an unknown kind.
+    the first expert of each row. A forward pass raises SpecError for a router of an unknown kind.
     """
     with ExitStack() as exits:
         for index, gate in enumerate(gates):

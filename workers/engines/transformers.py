@@ -168,7 +168,7 @@ def _transform_terms(
 def _replace_output(
     layer: nn.Module, transform: Callable[[Tensor], Tensor]
 ) -> torch.utils.hooks.RemovableHandle:
-    """Registers a hook that transforms a layer's output hidden states. Returns its handle."""
+    """Registers a hook that transforms the hidden states of a layer's output. Returns the hook."""
 
     def hook(
         module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]

@@ -21,6 +21,8 @@ class Validations:
         self.seconds[way] += seconds
 
     def figures(self) -> dict[str, int | float]:
-        """Returns the number and seconds of validations by method, in fields of the heartbeat."""
+        """Returns the number and seconds of chat validations by method. The keys are field names of
+        the heartbeat, such as `validations_pass`.
+        """
         counts = {f"validations_{way}": n for way, n in self.count.items()}
         return counts | {f"validation_{way}_s": round(s, 3) for way, s in self.seconds.items()}

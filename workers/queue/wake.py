@@ -10,7 +10,7 @@ from poc_core.state import keys
 
 
 class Wake:
-    """The message queues of one worker: its own, and its model's."""
+    """The two message queues that wake a worker: one for this worker, one for all of its model."""
 
     def __init__(self, app: Celery, redis: Redis, model: str, worker_id: str) -> None:
         self._app = app

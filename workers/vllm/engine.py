@@ -228,8 +228,8 @@ class VllmEngine(base.Engine):
         return self._run("spent")
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Sets whether decode steps replay CUDA graphs. Returns how many are recorded, and why
-        recording is impossible (see ProofRunner.use_graphs).
+        """Sets whether decode steps replay CUDA graphs. Returns how many graphs are recorded, and
+        why recording is impossible (see ProofRunner.use_graphs).
         """
         answers = self._run("use_graphs", on)
         return {
@@ -264,8 +264,8 @@ class VllmEngine(base.Engine):
         return base.Pulse(self._steps + self._answers, waits)
 
     async def _ask_core(self) -> int:
-        """Returns the core's number of unfinished requests. If 0, probes all ranks, and aborts
-        requests that only the front end has, because sending to the core failed.
+        """Returns the core's number of unfinished requests. If there are none, probes all ranks,
+        and aborts requests that the front end has but could not send to the core.
         """
         from workers.vllm.release import engine_core
 
@@ -305,7 +305,7 @@ class VllmEngine(base.Engine):
         return port
 
     def _score_known_tokens(self) -> Validations:
-        """Enables the scoring of known tokens. Returns its counters."""
+        """Enables the scoring of known tokens. Returns the counters of chat validations."""
         from workers.vllm.chat.pipeline import ChatPipeline
         from workers.vllm.chat.trial import choose_way
 

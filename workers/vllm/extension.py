@@ -22,7 +22,7 @@ class ProofExtension:
     """
 
     def proof_run(self, method: str, *args: Any) -> dict[str, Any]:
-        """Calls a method of this rank's ProofRunner, which fails if proofs would corrupt chat."""
+        """Calls a method of this rank's ProofRunner. Fails if proofs would corrupt chat."""
         return _answer(lambda: getattr(self._proof_runner(), method)(*args))
 
     def proof_hook_chat(self) -> dict[str, Any]:

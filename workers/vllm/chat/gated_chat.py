@@ -62,9 +62,9 @@ class GatedChat:
         ids_for_all: bool = False,
     ) -> None:
         """`is_lost()`: whether the engine is dead; another worker may then answer. `secret`: the
-        gateway's; None accepts any client. `paths`: all served paths (openai_paths.passed_on),
-        because others change or end the engine. `ids_for_all`: names tokens by id in the logprobs
-        of all requests, not only of those with the network's fields.
+        gateway's secret; None accepts any client. `paths`: the only paths that are served, because
+        other paths can change or end the engine. `ids_for_all`: True names tokens by id in the
+        logprobs of all requests, even without the network's fields.
         """
         self._app = app
         self._gate = gate

@@ -145,7 +145,7 @@ def _compile_tag(compiler: Any, text: str) -> Any:
 
 
 def _lines() -> Iterator[bytes]:
-    """Yields the input's lines without reading ahead: select must see the remaining input."""
+    """Yields the input's lines. Does not read ahead, because `select` must see the rest."""
     held = b""
     while True:
         while b"\n" not in held:

@@ -50,7 +50,7 @@ class _Trial:
 
 
 class Grammars:
-    """Checks grammars in a separate process, which the first one starts. For one event loop."""
+    """Checks grammars in a process that the first grammar starts. For one event loop."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ def _resolve(trial: _Trial, wrong: str | None) -> None:
 
 
 def schemas_in_tags(body: Any) -> Iterator[Any]:
-    """Yields the JSON schemas in a request's structural tags, without those of its tools."""
+    """Yields the JSON schemas in a request's structural tags, except the schemas of its tools."""
     tags = [getattr(getattr(body, "structured_outputs", None), "structural_tag", None)]
     form: Any = getattr(body, "response_format", None)
     if getattr(form, "type", None) == "structural_tag":

@@ -15,7 +15,7 @@ class Parts:
     """A queue of an answer's outputs. vLLM's own queue would join waiting outputs into one."""
 
     def __init__(self, ready: asyncio.Event, n_tokens: int) -> None:
-        """`ready`: the event of vLLM's queue. `n_tokens`: the most tokens of a part."""
+        """`ready`: the event of vLLM's queue. `n_tokens`: maximum number of tokens in a part."""
         self._ready = ready
         self._waiting: deque[Any] = deque()
         self._most = n_tokens
@@ -66,7 +66,7 @@ class WholeAnswers:
     """A wrapper of vLLM's chat handler that formats the logprobs of complete answers in turns."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
-        """`wait(width)` waits for a turn. It returns how many positions to format then."""
+        """`wait(width)` waits for a turn and returns how many positions of this width to format."""
         self._wait = wait
         self._handler = handler
         self._create = handler._create_chat_logprobs

@@ -77,7 +77,7 @@ def _append(kept: list[Any], plain: Any, rows: Iterable[tuple[Any, Any, Any]]) -
 
 
 def made(logprobs: Sequence[Any]) -> Sequence[Any]:
-    """Converts Late positions to vLLM's logprob objects. Returns all others unchanged."""
+    """Converts Late objects to vLLM's logprob objects. Keeps all other objects unchanged."""
     if logprobs and logprobs[0] is None:
         return [None, *made(logprobs[1:])]
     if not logprobs or not isinstance(logprobs[0], Late):

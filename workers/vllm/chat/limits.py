@@ -36,7 +36,9 @@ class Limits:
     n_ids: int = 2**31  # size of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
-        """Checks all values. Yields regularly for pauses. BadRequest for a value beyond a limit."""
+        """Checks all values. Yields regularly so that the caller can pause. BadRequest for a value
+        beyond a limit.
+        """
         self._check_lengths(fields)
         n = 0
         for name, field in _fields(fields):

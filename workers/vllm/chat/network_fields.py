@@ -1,4 +1,4 @@
-"""Reads the network's fields to validate chat: enforced_tokens, enforced_str, logprobs_mode."""
+"""Reads the network's fields for validating chat: enforced_tokens, enforced_str, logprobs_mode."""
 
 import asyncio
 from dataclasses import dataclass

@@ -35,8 +35,8 @@ class ChatPipeline:
         core.get_output_async = partial(self.fair.next_step, core.get_output_async)
 
     async def read(self, path: str, request: Any, values: Iterable[Any]) -> None:
-        """Checks a body that vLLM's server has parsed, with pauses for the event loop. BadRequest
-        or CannotForce. `request`: from Starlette. `values`: the arguments of the route's function.
+        """Checks a body that vLLM's server has parsed, with pauses for the event loop. Raises
+        BadRequest or CannotForce. `values`: the arguments of the route's function.
         """
         if path in PATHS:
             TOLD.set(await self._fields.of(await request.json()) or TOLD.get())

@@ -207,7 +207,7 @@ def _sent(values: Sequence[float], device: torch.device) -> torch.Tensor:
 
 
 def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
-    """Sets the logits of tokens that must not be sampled to -inf."""
+    """Sets logits to -inf for tokens that must not be sampled."""
     if scoring.allowed is not None:
         strange = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
         strange[_sent(scoring.allowed, logits.device)] = False

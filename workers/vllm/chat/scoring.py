@@ -65,7 +65,7 @@ class Scoring:
         return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
     def packed(self) -> dict[str, Any]:
-        """Returns plain data, ids as bytes, because vLLM would check each item of a list."""
+        """Returns plain data for `read`. Ids are bytes, because vLLM checks each item of a list."""
         return {**vars(self), "tokens": np.array(self.tokens, np.int64).tobytes()}
 
     @property

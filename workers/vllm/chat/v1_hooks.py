@@ -129,7 +129,9 @@ class V1Hooks:
         return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
 
     def verify(self, *told: Any, **named: Any) -> Any:
-        """Runs a speculative step. If logprobs modes differ, `gather` restores raw logprobs."""
+        """Runs a speculative step. If the requests' logprobs modes differ, vLLM reports processed
+        logprobs, and `gather` restores raw logprobs for requests that want them.
+        """
         if not self._asked:
             return self._forward(*told, **named)
         switch = self._default != PROCESSED and self._mixed()
@@ -152,8 +154,8 @@ class V1Hooks:
         bonus: torch.Tensor,
         *told: Any,
     ) -> Any:
-        """Returns a speculative step's logprobs. `logits`: unprocessed, of all positions. `target`,
-        `bonus`: processed logits of the drafts' positions, and of those after the drafts.
+        """Returns a speculative step's logprobs. `logits`: unprocessed logits of all positions.
+        `target`, `bonus`: processed logits of drafts, and of the positions after the drafts.
         """
         rows = self._raw_rows() if self._asked else []
         if rows:

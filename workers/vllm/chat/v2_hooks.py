@@ -15,7 +15,9 @@ from workers.vllm.release import answers
 
 
 class V2Hooks:
-    """Hooks in a model runner for the last pipeline stage. Other stages have no sampler."""
+    """Hooks for known tokens and logprobs_mode in a V2 model runner on the last pipeline stage.
+    Other stages have no sampler.
+    """
 
     def __init__(self, runner: Any) -> None:
         """Raises AttributeError if the runner of this vLLM release lacks a method to replace."""
@@ -119,7 +121,7 @@ class V2Hooks:
 
 
 class _Table:
-    """The options of requests by request slot, on the device."""
+    """A table on the device with the options of requests, by request slot."""
 
     def __init__(self, n_slots: int, device: torch.device) -> None:
         self._n, self._device = n_slots, device
@@ -156,5 +158,5 @@ class _Table:
 
 
 def _place(method: Callable[..., Any], name: str) -> int:
-    """Returns the index of the argument `name` of a method. It differs by vLLM release."""
+    """Returns the index of a method's argument `name`, because releases of vLLM differ."""
     return list(inspect.signature(method).parameters).index(name)

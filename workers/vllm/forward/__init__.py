@@ -1,3 +1,1 @@
-"""Computes proofs with vLLM's model, a few layers at a time (a slice), so that chat can run in
-between.
-"""
+"""Computes proofs with vLLM's model in slices of a few layers, between which chat can run."""

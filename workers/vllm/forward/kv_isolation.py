@@ -24,9 +24,7 @@ Zeros = Callable[[int, torch.dtype], Tensor]
 
 
 class NotIsolatableError(RuntimeError):
-    """Proofs would overwrite state that the model keeps for chat. Proofs are refused, and chat
-    works.
-    """
+    """Proofs would overwrite state that the model keeps for chat, so only chat is served."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,7 @@ class ScratchCaches:
     """
 
     def __init__(self, runner: Any, layers: dict[str, Any]) -> None:
-        """`layers`: attention modules by name. NotIsolatableError if a layer has a cache of an
-        unknown kind.
-        """
+        """`layers`: attention modules by name. NotIsolatableError for a cache of unknown kind."""
         self.private = False
         self._layers = layers
         self._caches: dict[tuple[Any, ...], list[Tensor]] = {}
@@ -162,9 +158,7 @@ class ScratchCaches:
         )
 
     def scratch_bytes_per_state(self) -> int:
-        """Returns how many bytes `new_caches` needs for each sequence's states, in all layers
-        together.
-        """
+        """Returns how many bytes `new_caches` needs for one sequence's states in all layers."""
         return sum(
             self._page(live, name, group) * live.element_size()
             for live, name, group in self._chat_tensors()
@@ -313,9 +307,7 @@ def zeros_like(
 
 
 def _block_extent(cache: Tensor, block_dim: int) -> int:
-    """Returns the number of elements between a block's first and last element in memory, both
-    included.
-    """
+    """Returns the number of elements from a block's first to its last element in memory."""
     others = (dim for dim in range(cache.dim()) if dim != block_dim)
     return 1 + sum((cache.shape[dim] - 1) * cache.stride(dim) for dim in others)
 

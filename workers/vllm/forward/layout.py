@@ -111,9 +111,7 @@ class Layout:
             self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
 
     def move_to(self, position: int) -> None:
-        """Moves a layout with one position per sequence to another position. Updates its tensors in
-        place.
-        """
+        """Moves a layout with one position per sequence to another position, in place."""
         assert len(self.positions) == self._tables.n, (
             "a layout of several positions stays where it is"
         )

@@ -27,9 +27,7 @@ class OrderedRows:
     """
 
     def __init__(self, own: Any, names: Sequence[str]) -> None:
-        """`own`: Marlin's operation. `names`: its argument names. ValueError if an expected name is
-        missing.
-        """
+        """`own`: Marlin's operation. `names`: its arguments. ValueError if one is missing."""
         self._own = own
         self._at = [names.index(name) for name in (_ROWS, _EXPERTS, _N_USED, _BLOCK)]
         self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
@@ -48,9 +46,7 @@ class OrderedRows:
         return self._own(*args[:first], self._last[1], *args[first + 1 :])
 
     def _ordered(self, rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
-        """Returns the sorted row indices. Returns them unchanged if the kernel sorts this shape
-        wrongly.
-        """
+        """Returns the row indices, sorted unless the kernel is known to sort this shape wrongly."""
         # imported here: Triton comes with CUDA builds
         from poc_core.fused.row_order import in_order
 

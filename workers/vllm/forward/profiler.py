@@ -142,9 +142,7 @@ def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, st
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the device's floating-point operations per second in a large matrix product, the best
-    of a few runs.
-    """
+    """Returns the operations per second of a large matrix product, the best of a few runs."""
     size = _PEAK_SIZE_GPU if device.type == "cuda" else _PEAK_SIZE_CPU
     a, b = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
     out = torch.empty_like(a)

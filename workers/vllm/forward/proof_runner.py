@@ -288,9 +288,7 @@ class ProofRunner:
     def _values_of(
         self, ran: Sequence[tuple[tuple[int, ...], float]]
     ) -> dict[int, list[JsonValue]]:
-        """Returns the values of the micro-batches whose last slice is among `ran`, by micro-batch
-        id.
-        """
+        """Returns, by id, the values of micro-batches whose last slice is among `ran`."""
         values = {}
         for one, _seconds in ran:
             if (arrived := self._numbers.pop(one, None)) is not None:
@@ -336,9 +334,7 @@ class ProofRunner:
         return batch.token_ids(step, vocab_size)
 
     def _end(self, micro_batch: int) -> None:
-        """Drops a micro-batch that this rank has finished, or that was cancelled, and frees its
-        caches.
-        """
+        """Drops a micro-batch that has ended or was cancelled on this rank; frees its caches."""
         held = self._micro_batches.pop(micro_batch, None)
         if held is not None and held.place is not None:
             self._kept.free(held.place)

@@ -160,9 +160,7 @@ def _best(call: Call, by_vllm: Compute) -> Any | None:
 
 
 def compute(call: Call, first: Any, second: Any) -> None:
-    """Computes `call.out`. `first`, `second`: the tiles of the two products, with equally many
-    rows.
-    """
+    """Computes `call.out`. `first`, `second`: tiles of the two products, with equal row counts."""
     from poc_core.fused.block_experts import (
         Quantised,
         Rows,

@@ -145,9 +145,7 @@ class LayerCall:
     """One computation of a layer's experts: a product, an activation, and a second product."""
 
     def __init__(self, trials: Trials, space: Tensor | None) -> None:
-        """`space`: the memory in which vLLM stores the output of the activation; None if it cannot
-        be used.
-        """
+        """`space`: vLLM's memory for the activation's output; None if it cannot be used."""
         self._trials = trials
         self._space = space
         self._waiting: Product | None = None  # the first product, until its activation is requested
@@ -162,8 +160,7 @@ class LayerCall:
         """Computes the layer's second product at once. Stores the first product until open_gates
         computes it together with the activation.
 
-        `product`: the product that vLLM requests; None if only vLLM's kernel, `own`, can compute
-        it.
+        `product`: the product that vLLM requests; None if only vLLM's kernel `own` supports it.
         """
         opened, self._opened = self._opened, None
         if opened is not None and not _follows(product, opened):
@@ -236,7 +233,7 @@ class LayerCall:
             self._opened = Opened(product, output, room, bool(is_better), way)
 
     def _room(self, product: Product, output: Tensor) -> Tensor | None:
-        """Returns a part of vLLM's memory for the activation's output, with rows in the order of
+        """Returns a tensor in vLLM's memory for the activation's output, with rows in the order of
         experts. Returns None if the memory is too small or unsuitable.
         """
         from poc_core.fused.experts import rows_by_expert

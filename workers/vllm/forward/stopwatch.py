@@ -13,9 +13,7 @@ MOST_IN_FLIGHT = 2
 
 
 class Stopwatch:
-    """A meter of the time of slices, by the host's clock, which is correct for CPUs. `tag`:
-    identifies a slice.
-    """
+    """Measures slices by the host's clock, which is correct for CPUs. `tag`: a slice's identity."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -42,7 +40,7 @@ class Stopwatch:
         """
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
-        """Returns (tag, seconds) of each slice that ended since the last call, in their order."""
+        """Returns (tag, seconds) of each slice that ended since the last call, in order."""
         done, self._done = self._done, []
         return done
 

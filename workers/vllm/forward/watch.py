@@ -23,9 +23,7 @@ class Watch:
         self.replicated = True
 
     def look(self, hidden_states: Tensor) -> None:
-        """Compares a layer's output on all tensor-parallel ranks. If it differs, sets `replicated`
-        to False.
-        """
+        """Sets `replicated` to False if a layer's output differs between tensor-parallel ranks."""
         self.replicated &= parallel.is_replicated(hidden_states)
 
     def touched(self) -> list[str]:

@@ -320,7 +320,9 @@ class Answer:
         return tokens
 
     def outputs(self, rows: Rows) -> Iterator[list[Any]]:
-        """Yields vLLM's RequestOutputs for each part of the tokens; for streams, for each token."""
+        """Yields lists of vLLM's RequestOutputs, one list for each part of the tokens. For a
+        stream, each token is a part.
+        """
         processor = OutputProcessor(self._llm.output_processor.tokenizer, log_stats=False)
         requests = self._children(processor)
         params = self._request.sampling_params

@@ -64,7 +64,7 @@ def compile_grammars_after_steps() -> None:
 
 
 def let_core_count() -> None:
-    """Adds `proof_unfinished`, the number of unfinished requests, to vLLM's engine core."""
+    """Adds `proof_unfinished` to vLLM's engine core: a method that counts unfinished requests."""
     from vllm.v1.engine.core import EngineCore
 
     def proof_unfinished(core: Any) -> int:

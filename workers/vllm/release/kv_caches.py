@@ -69,8 +69,8 @@ def _specs(spec: Any) -> list[Any]:
 
 
 def page_bytes(group: Any, layer_name: str, content: int) -> int:
-    """Returns the size of one block, with padding and alignment, in a cache that only this layer
-    uses. `content`: the block's bytes without padding.
+    """Returns the size in bytes of one block, with padding and alignment, in a cache that only this
+    layer uses. `content`: the block's bytes without padding.
     """
     spec = group.kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):

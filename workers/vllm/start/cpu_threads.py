@@ -37,7 +37,7 @@ def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str,
 
 
 def shares(cpus: Sequence[int], n_ranks: int) -> str:
-    """Returns a value that gives each rank equally many CPUs; "nobind" if there are too few."""
+    """Returns a VLLM_CPU_OMP_THREADS_BIND with equally many CPUs per rank; "nobind" if too few."""
     size = len(cpus) // n_ranks
     if size == 0:
         return "nobind"

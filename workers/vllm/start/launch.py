@@ -48,9 +48,9 @@ def garbage_may_wait() -> Iterator[None]:
 async def start(
     options: EngineOptions, on_step: Callable[[], None], of_hosts: Sequence[str] = ()
 ) -> tuple[Any, Any, Any]:
-    """Creates an AsyncLLM on the running event loop. Returns it, its configuration, and its
-    server's arguments. `on_step`: called on the loop for each step of the engine core. `of_hosts`:
-    vLLM's arguments for an engine over several hosts (host_link.py).
+    """Creates an AsyncLLM on the running event loop. Returns the AsyncLLM, its configuration, and
+    the arguments of vLLM's server. `on_step`: called on the loop for each step of the engine core.
+    `of_hosts`: vLLM's arguments for an engine over several hosts (host_link.py).
     """
     args, engine_args, config = _configured(options, of_hosts, headless=False)
     from vllm.usage.usage_lib import UsageContext
@@ -167,7 +167,7 @@ def parsed(parser: Any, words: Sequence[str]) -> Any:
 
 
 def send_no_comments(args: Any) -> None:
-    """Turns off keep-alive comments in vLLM's streams, which the network node drops."""
+    """Turns off keep-alive comments in vLLM's streams, because the network node drops comments."""
     if getattr(args, "sse_keep_alive_interval", 0):
         logger.warning("left out --sse-keep-alive-interval: a node settles that by itself")
         args.sse_keep_alive_interval = 0

@@ -33,7 +33,9 @@ _CHUNK = 2**26  # numbers drawn at a time: 256 MB
 
 
 def ask_for(load_format: str) -> None:
-    """Makes later vLLM processes draw random weights for "dummy", if the operator chose nothing."""
+    """Makes vLLM processes that start later draw random weights if `load_format` is "dummy", unless
+    the operator has set PROOFLINE_RANDOM_WEIGHTS.
+    """
     if load_format == "dummy":
         os.environ.setdefault(VARIABLE, _ON)
 
@@ -84,7 +86,9 @@ def _chunks(weight: Tensor) -> Iterator[Tensor]:
 
 
 def _unscaled_spread(name: str, own: Mapping[str, Tensor]) -> float | None:
-    """Returns the standard deviation of the weights that a scale multiplies; None for inputs."""
+    """Returns the standard deviation of the weights that the scale `name` multiplies. Returns None
+    if the scale belongs to activations.
+    """
     stem = name[: name.index("scale")].rstrip("_")
     weights = [
         one

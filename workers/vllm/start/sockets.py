@@ -1,4 +1,4 @@
-"""Gives each worker a folder for vLLM's sockets, which vLLM does not remove."""
+"""Gives each worker a folder for vLLM's sockets, because vLLM itself never removes sockets."""
 
 import contextlib
 import fcntl
