@@ -1,1 +1,1 @@
-"""The engines. Each engine class holds a loaded model; `workers/load.py` chooses the class."""
+"""Engines: classes that each hold a loaded model. `workers/load.py` chooses the class."""

@@ -179,7 +179,7 @@ class VllmEngine(base.Engine):
         return base.TickResult(answers[0]["refused"], ran, values)
 
     def _hands_over(self, one: base.Slice) -> bool:
-        """Returns True if a stage sends the result of this slice to another stage, which waits."""
+        """Returns True if this slice's result must be sent to another stage, which waits for it."""
         last = self.stages[-1].stop
         return len(self.stages) > 1 and (
             any(one.end == stage.stop for stage in self.stages[:-1])

@@ -68,7 +68,7 @@ _REPEATS = 3
 
 
 class RecordingError(ProoflineError):
-    """An engine broke while it recorded or replayed the steps of decode proofs."""
+    """An engine broke while it recorded or replayed decode steps."""
 
 
 def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:

@@ -66,7 +66,9 @@ class WholeAnswers:
     """A wrapper of vLLM's chat handler that formats the logprobs of complete answers in turns."""
 
     def __init__(self, handler: Any, wait: Callable[[int], Awaitable[int]]) -> None:
-        """`wait(width)` waits for a turn and returns how many positions of this width to format."""
+        """`wait(width)` waits for a turn. It returns how many positions to format then, if a
+        position has `width` numbers.
+        """
         self._wait = wait
         self._handler = handler
         self._create = handler._create_chat_logprobs

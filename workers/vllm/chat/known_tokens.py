@@ -101,7 +101,7 @@ class KnownTokens:
             )
 
     def _way(self, params: Any) -> Way:
-        """Returns how to score a request: in decode steps if its parameters exclude one pass."""
+        """Returns how to score a request: in decode steps if its parameters forbid one pass."""
         stepwise = (
             params.structured_outputs is not None
             or params.thinking_token_budget is not None

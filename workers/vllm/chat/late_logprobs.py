@@ -49,7 +49,7 @@ def keep_late(processor: Any, request: Any) -> None:
 
 def _keep(processor: Any, plain: Any, of_prompt: Any, forgets: bool, output: Any) -> None:
     """Replaces vLLM's `update_from_output`: stores a report's logprobs as Late objects. `forgets`:
-    drops delivered positions, because garbage collection of many objects blocks the loop.
+    True to drop delivered positions, because garbage collection of many objects blocks the loop.
     """
     told = prompts = None
     if plain is not None:

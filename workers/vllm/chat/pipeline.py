@@ -48,7 +48,7 @@ class ChatPipeline:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """Replaces AsyncLLM.generate. An error is raised here or by the first output."""
+        """Replaces AsyncLLM.generate. Raises an error immediately or with the first output."""
         if SALT.get() and isinstance(prompt, dict) and not prompt.get("cache_salt"):
             prompt = {**prompt, "cache_salt": SALT.get()}
         told = TOLD.get()

@@ -186,7 +186,7 @@ def limits() -> dict[str, int]:
 
 
 def compiles_by_xgrammar(llm: Any) -> bool:
-    """Returns True if vLLM compiles grammars with xgrammar, or tries it first."""
+    """Returns True if vLLM compiles grammars with xgrammar, or tries xgrammar first."""
     config = llm.vllm_config.structured_outputs_config
     has_tokenizer = not llm.vllm_config.model_config.skip_tokenizer_init
     return has_tokenizer and config.backend in ("auto", "xgrammar")

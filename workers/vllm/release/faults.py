@@ -85,7 +85,7 @@ def why_unknown(said: str) -> str | None:
 
 
 def why_not_on_cpus(engine_args: Any) -> str | None:
-    """Returns why vLLM's CPU build cannot compute this family; None if it can, or on GPUs."""
+    """Returns why vLLM's CPU build cannot compute this model; None if it can, and on GPUs."""
     from vllm.platforms import current_platform
     from vllm.transformers_utils.config import get_config
     from vllm.version import __version__
@@ -181,9 +181,9 @@ def receive_activations(runner: Any) -> None:
 
 
 def keep_generators(runner: Any) -> None:
-    """Stops vLLM's V1 runner on CPUs from rewinding a seeded request's generator after a part of
-    the prompt, which is impossible on CPUs: the engine of 0.32 ended with "CPU Generator does not
-    use offset". The request's random numbers then depend on how the prompt was divided.
+    """Stops vLLM's V1 runner on CPUs from rewinding a seeded request's random generator after a
+    part of the prompt. CPU generators cannot be rewound: the engine of 0.32 ended with "CPU
+    Generator does not use offset". The random numbers then depend on how the prompt was divided.
     """
     import torch
 

@@ -112,12 +112,12 @@ def carries_state(group: Any) -> bool:
 
 
 def cache_source(layer: Any) -> str | None:
-    """Returns the layer whose keys and values this layer reads; None if it writes its own."""
+    """Returns the name of the layer whose cache this layer reads; None if it writes its own."""
     return getattr(layer, "kv_sharing_target_layer_name", None)
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Returns why proofs or chat would be wrong although the self-tests pass; None if unknown."""
+    """Returns why proofs or chat would be wrong although the self-tests pass, or None."""
     if not _CACHE_DTYPES.fullmatch(cache_dtype):
         return (
             f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"

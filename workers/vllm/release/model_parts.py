@@ -29,7 +29,7 @@ def forward_context(
 
 def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
     """Returns the module whose forward runs `layers` from `start_layer` to `end_layer`; None if it
-    must run all of them, or if chat could overwrite data that one layer leaves for another.
+    cannot run only some layers, or if chat could overwrite data that one layer leaves for another.
     """
     shared = (
         getattr(text_config, "index_topk_freq", 1) > 1

@@ -17,7 +17,7 @@ def tensor_ranks() -> tuple[int, int]:
 
 
 def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of all tensor-parallel ranks, equally many of each. All must call it."""
+    """Returns the rows of all tensor-parallel ranks. All must call it, with equally many rows."""
     group = get_tp_group()
     rows = part.new_empty(group.world_size * len(part), *part.shape[1:])
     torch.distributed.all_gather_into_tensor(rows, part, group=group.device_group)
@@ -50,7 +50,7 @@ def is_first_tensor_rank() -> bool:
 
 
 def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
-    """Overwrites `x` on all tensor-parallel ranks with the first rank's. All ranks must call it."""
+    """Overwrites `x` on all tensor-parallel ranks with the first rank's `x`. All must call it."""
     group = get_tp_group()
     if group.world_size > 1:
         torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)

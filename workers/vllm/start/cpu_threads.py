@@ -14,7 +14,7 @@ _NODES = Path("/sys/devices/system/node")
 
 def divide(n_ranks: int) -> None:
     """Divides this process's CPUs among vLLM's ranks, unless the operator has set
-    VLLM_CPU_OMP_THREADS_BIND, there is one rank, or each has a NUMA node.
+    VLLM_CPU_OMP_THREADS_BIND, there is only one rank, or each rank has a NUMA node.
     """
     if n_ranks == 1 or VARIABLE in os.environ or len(list(_NODES.glob("node[0-9]*"))) >= n_ranks:
         return

@@ -63,7 +63,7 @@ HOPELESS = {
 
 
 def why_hopeless(log: Sequence[str]) -> str | None:
-    """Returns why a worker that failed to start would fail again, by its log; None if unknown."""
+    """Returns why a worker that failed to start would fail again, as its log shows, or None."""
     causes = HOPELESS | {_OF_FAMILY: NO_OTHER_START}
     return next(
         (why for cause, why in causes.items() if any(cause.search(line) for line in log)), None
