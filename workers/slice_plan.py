@@ -83,7 +83,7 @@ class SlicePlan:
         longest_call_s: float = math.inf,
         token_layer_s: float = 0.0,
     ) -> None:
-        """`max_step_ms`: longest delay of chat; None without chat. See Engine for the others."""
+        """`max_step_ms`: longest delay of chat; None without chat. The others are Engine's."""
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s
         self._token_layer_s = token_layer_s

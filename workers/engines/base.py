@@ -73,7 +73,7 @@ _IDS = itertools.count()
 
 @dataclass(eq=False)
 class MicroBatch:
-    """Nonces that an engine computes together. If they are too many, their `parts` are computed."""
+    """Nonces that an engine computes together. If they are too many, `parts` divides them."""
 
     spec: records.ProofSpec
     nonces: Sequence[int]

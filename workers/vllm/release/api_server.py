@@ -71,7 +71,7 @@ def _after_check(path: str, dependant: Any, check: Check) -> Any:
 
 def _replace_null(request: Any) -> None:
     """Replaces null by the default in fields that vLLM copies to its answer on /v1/responses. The
-    answer has no null there, and vLLM would fail to create it.
+    answer allows no null in these fields, so vLLM would fail to create the answer.
     """
     fields = getattr(type(request), "model_fields", {})
     for name in ("background", "truncation"):

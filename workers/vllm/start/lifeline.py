@@ -24,7 +24,7 @@ _CHECKS = 60
 
 
 def offer() -> None:
-    """Ties vLLM's processes to this process: they end when it ends. Must precede their start."""
+    """Ties vLLM's processes to this process, so that they end with it. Must precede their start."""
     os.environ[VARIABLE] = str(os.getpid())
 
 
