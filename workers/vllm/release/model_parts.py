@@ -46,7 +46,7 @@ def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn
 
 
 def stage_layers(layers: nn.ModuleList) -> range:
-    """Returns the indices of this pipeline stage's layers; the others are placeholders."""
+    """Returns the indices of this pipeline stage's layers. All other layers are placeholders."""
     present = [index for index, layer in enumerate(layers) if not isinstance(layer, PPMissingLayer)]
     return range(present[0], present[-1] + 1) if present else range(0)
 
