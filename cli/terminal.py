@@ -95,7 +95,9 @@ def read_ascii(path: Path, option: str) -> str:
 
 
 def read_json(path: Path, what_to_do: str, stdin: TextIO | None = None) -> Any:
-    """Reads JSON from `stdin` or, if None, from `path`. A UsageError ends with `what_to_do`."""
+    """Reads JSON from `stdin` or, if None, from `path`. Raises a UsageError, which ends with
+    `what_to_do`, if there is no readable JSON.
+    """
     try:
         text = stdin.read() if stdin else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -77,7 +77,9 @@ class CallbackTls:
 
 
 def made(names: TlsNames) -> ssl.SSLContext:
-    """Builds a TLS context from certificate files. CertificateError names an unusable file."""
+    """Builds a TLS context from certificate files. Raises CertificateError, which names the file,
+    if a file is unusable.
+    """
     try:
         context = ssl.create_default_context(cafile=names.trusted)
     except (OSError, ssl.SSLError) as error:

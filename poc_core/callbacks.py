@@ -135,7 +135,9 @@ class CallbackPolicy:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Parses the value of POC_CALLBACK_ALLOW. ValueError quotes an invalid entry."""
+        """Parses the value of POC_CALLBACK_ALLOW. Raises ValueError, which quotes the entry, if an
+        entry is invalid.
+        """
         kinds, hosts, networks = set(), set(), []
         for entry in filter(None, (part.strip().lower() for part in text.split(","))):
             if entry in KINDS:

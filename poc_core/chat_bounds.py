@@ -78,8 +78,9 @@ _IS: dict[str, Any] = {_TEXT: str, _OBJECT: dict, _LIST: list, _OBJECTS: list, _
 @dataclass(frozen=True)
 class Row:
     """The limits on the values of some request fields. `kind`: the required type; None if vLLM
-    checks the type. `texts`: most characters of all texts of one value together; None for a part of
-    the prompt, which may have 8 characters for each token of the model's context.
+    checks the type. `texts`: most characters of all texts of one value together; None means that
+    the texts are part of the prompt, which may have 8 characters for each token of the model's
+    context.
     """
 
     fields: str
@@ -312,7 +313,8 @@ def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
 
 def _inputs(given: Mapping[str, int], sizes: Mapping[str, _Size], context: int) -> Excess | None:
     """Checks the number and the lengths of texts to embed, score or classify. `given`: the number
-    of texts in each field. A single text, such as a query, is computed together with each document.
+    of texts in each field. If a field has a single text, such as a query, the text counts once for
+    each document, because the engine computes them together.
     """
     n = max(given.values(), default=1)
     if n > _INPUTS:

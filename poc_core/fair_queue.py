@@ -92,8 +92,9 @@ class Turns:
         self._is_counting = False
 
     def keep_up_with(self, cost: int) -> None:
-        """Sets the next iterations' budget to `cost`, the cost of other work that has just run, but
-        at least to the constructor's budget. So waiting work gets a fair share of the loop.
+        """Sets the budget of the next iterations to `cost` or the constructor's budget, whichever
+        is larger. Waiting work thus gets a fair share of the loop. `cost`: the cost of other work
+        that has just run.
         """
         self._budget = max(self._least, cost)
 

@@ -49,7 +49,7 @@ def run_worker(
     options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None
 ) -> None:
     """Runs a worker until SIGTERM or SIGINT, then finishes the batches in progress. ProoflineError
-    if the engine cannot be loaded. `worker_id`: must be unique. `redis_url`: None for
+    if the engine cannot be loaded. `worker_id`: must be unique. `redis_url`: None means
     POC_REDIS_URL.
     """
     log_to_stderr()

@@ -267,8 +267,9 @@ class Work:
     # Methods for chat.
 
     def _wait_for_chat(self) -> Sequence[records.Lease] | None:
-        """Waits briefly for chat to end before leasing a job, so that a worker without chat can
-        lease the job first. Returns [] if the caller should try again, None if no job is waiting.
+        """Waits up to _CHAT_WAIT_S for this worker's chat to end. Meanwhile a worker without chat
+        can lease the next job. Then returns [], and the caller tries to lease again. Returns None
+        at once if no job is waiting.
         """
         job_id = until_redis_answers(lambda: self._jobs.next_in_line(self._model))
         if job_id is None:

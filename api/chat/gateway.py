@@ -136,7 +136,9 @@ class Gateway:
         return sorted(workers, key=load)
 
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
-        """Sends a worker a GET that needs no engine. Returns the answer, or raises HTTPError."""
+        """Sends a worker a GET that needs no engine. Returns the answer. Raises httpx.HTTPError if
+        no answer arrives in time, or if the answer is too long.
+        """
         plain = (b"accept-encoding", b"identity")
         sent = [*headers, *_secret(worker), plain]
         body = bytearray()

@@ -47,7 +47,7 @@ class ModelCache:
     """Reads and deletes models in this machine's cache. download.py downloads them."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: the cache's folder; None for Hugging Face's default (HF_HUB_CACHE, HF_HOME)."""
+        """`path`: the cache's folder; None means Hugging Face's default (HF_HUB_CACHE, HF_HOME)."""
         self._path = path
 
     @property

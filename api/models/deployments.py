@@ -72,7 +72,9 @@ class Deploying:
         return self._deployments.withdraw(keeps)
 
     async def until_served(self, request: Request, generation: int) -> Response | Done:
-        """Waits until a host serves the model. HTTPException 500 on failure, or after SERVE_S."""
+        """Waits until a host serves the model. Raises HTTPException 500 if the deployment fails or
+        takes longer than SERVE_S seconds.
+        """
         deadline = time.monotonic() + SERVE_S
         while time.monotonic() < deadline:
             status = await to_thread.run_sync(self._deployments.status)
@@ -99,7 +101,9 @@ class Deploying:
     async def until_gone(
         self, generation: int, clock: Callable[[], float] = time.monotonic
     ) -> Done:
-        """Waits until all hosts have ended their engines. HTTPException 500 after _GONE_S."""
+        """Waits until all hosts have ended their engines. Raises HTTPException 500 if an engine
+        still runs after _GONE_S seconds.
+        """
         deadline = clock() + _GONE_S
         while True:
             status = await to_thread.run_sync(self._deployments.status)

@@ -99,10 +99,11 @@ def _harmless_labels(named: str) -> str:
 
 
 def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
-    """Returns the series to report per engine `Shape`; if possible, at most `most_series` in all.
+    """Chooses the series to report, if possible at most `most_series` for all engines together.
+    Returns the chosen series of each `Shape`.
 
-    Removes cumulative histogram buckets if necessary: all engines keep the same evenly chosen
-    bounds, including +Inf, so that sums over engines stay correct.
+    If there are too many series, cumulative histogram buckets are removed: all engines keep the
+    same evenly chosen bounds, including +Inf, so that sums over engines stay correct.
     """
     n_buckets = sum(shape.n_buckets for shape in engines)
     others = sum(len(shape.series) for shape in engines) - n_buckets

@@ -54,7 +54,9 @@ class Page:
         self._making: asyncio.Task[None] | None = None
 
     async def text(self) -> bytes:
-        """Returns the metrics as text, at most `fresh_s` seconds old. RedisError without Redis."""
+        """Returns the metrics as text, at most `fresh_s` seconds old. Raises RedisError if Redis
+        does not answer.
+        """
         if time.monotonic() - self._made_at > self._fresh_s:
             if self._making is None or self._making.done():
                 self._making = asyncio.create_task(self._make())

@@ -47,7 +47,9 @@ class RoundControl:
         return ready
 
     def switch(self, state: RoundState) -> None:
-        """Sets the round's state; GENERATING wakes workers. HTTPException 400 without a round."""
+        """Sets the round's state; GENERATING wakes workers. Raises HTTPException 400 if there is no
+        round, or the round was stopped.
+        """
         current = self._rounds.current()
         if current is None:
             raise HTTPException(400, "No round was initialised; send POST /init first.")
@@ -143,7 +145,9 @@ class RoundControl:
 
 
 def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
-    """Returns the configuration of a requested round. BodyError or HTTPException if refused."""
+    """Returns the configuration of a requested round. Raises BodyError or HTTPException if the node
+    refuses the round.
+    """
     spec = body.spec()
     info = deployed_limits(body.served_model or _only_model(workers), workers, for_round=True)
     check_limits(info, spec)
@@ -155,7 +159,10 @@ def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> R
 
 
 def _only_model(workers: WorkerRegistry) -> str:
-    """Returns the only served model, for clients that name none. Else HTTPException 409 or 503."""
+    """Returns the only served model, for clients that name none. If no worker is alive, returns the
+    only known model. Raises HTTPException 409 if several models are served, and 503 if none is
+    served and not exactly one is known.
+    """
     live = sorted({worker.model for worker in workers.live()})
     models = live or sorted(workers.known_models())
     if not models or (len(models) > 1 and not live):

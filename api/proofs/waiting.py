@@ -48,7 +48,9 @@ class InlineJobs:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """Counts a request as waiting until `leave` is called. HTTPException 429 at the limit."""
+        """Counts a request as waiting until `leave` is called. Raises HTTPException 429 if too many
+        requests wait already.
+        """
         with self._lock:
             if self.n_waiting >= self.limit:
                 raise unavailable(

@@ -52,7 +52,9 @@ async def validate(
 
 
 def _validating_round(rounds: RoundStore, scheme: str) -> RoundConfig:
-    """Returns the configuration of the validating round. HTTPException 400 if there is none."""
+    """Returns the configuration of the validating round. Raises HTTPException 400 if there is none,
+    or it was stopped.
+    """
     current = rounds.current()
     if current is None or current.config.spec.scheme != scheme:
         raise HTTPException(

@@ -102,7 +102,10 @@ class Api:
         return self._read(SealedOffer, "POST", "/api/v1/hosts/join", token_id)
 
     def standing(self, token_id: str) -> HostStanding:
-        """Fetches the token's state. Raises ApiAwayError, CertificateError or RefusedError."""
+        """Fetches the token's state. Raises ApiAwayError if the API does not answer,
+        CertificateError if its certificate is not trusted, RefusedError if the API refuses the
+        request.
+        """
         return self._read(HostStanding, "GET", "/api/v1/hosts/standing", token_id)
 
     def skew_s(self) -> float:

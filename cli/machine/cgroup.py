@@ -38,14 +38,17 @@ def container_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) 
 def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
     """Returns (used, limit) in bytes. When `used` reaches `limit`, the kernel kills a process.
 
-    `used` excludes memory that the kernel can drop. Raises OSError or ValueError.
+    `used` excludes memory that the kernel can drop. Raises OSError or ValueError if the memory
+    counters cannot be read.
     """
     found, total = container_memory(root, own), int(psutil.virtual_memory().total)
     return max(0, found.used - found.droppable), min(found.limit or total, total)
 
 
 def memory_left() -> tuple[int, int]:
-    """Returns this process's (memory left, memory limit) in bytes. Raises OSError or ValueError."""
+    """Returns this process's (memory left, memory limit) in bytes. Raises OSError or ValueError if
+    the memory counters cannot be read.
+    """
     used, limit = working_memory()
     return max(0, min(limit - used, int(psutil.virtual_memory().available))), limit
 

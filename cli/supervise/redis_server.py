@@ -179,7 +179,9 @@ class LocalRedis:
 
 
 def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits until Redis answers. RedisServerError after `timeout_s`, or if Redis refuses access."""
+    """Waits until Redis answers. Raises RedisServerError if Redis does not answer within
+    `timeout_s` seconds or refuses access.
+    """
     deadline = time.monotonic() + timeout_s
     try:
         at = RedisUrl.of(url)

@@ -161,9 +161,9 @@ def measure_all(
 ) -> list[SeqLenSpeeds]:
     """Measures the engine's speed at each seq_len, and shows a progress bar.
 
-    `counts`: micro-batch sizes in nonces, None for a default. `usual_ms`: time limit of a slice.
-    `limits_ms`: further limits whose cost is measured. Raises SpecError if the model does not
-    support a seq_len.
+    `counts`: micro-batch sizes in nonces; None means a default size. `usual_ms`: time limit of a
+    slice. `limits_ms`: further limits whose cost is measured. Raises SpecError if the model does
+    not support a seq_len.
     """
     specs = [spec_of(seq_len) for seq_len in seq_lens]
     for spec in specs:

@@ -95,7 +95,7 @@ def configuration(name: str) -> tuple[str, dict[str, Any]]:
 def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
     """Yields a temporary directory with a model's configuration and a tokenizer, without weights.
 
-    `layers`: how many of the first layers to keep; None for all.
+    `layers`: how many of the first layers to keep; None keeps all.
     """
     base, config = configuration(name)
     shipped = shipped_models()[base]

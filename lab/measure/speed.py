@@ -116,8 +116,8 @@ def speed(
     """Measures how fast the engine computes micro-batches of `n` nonces, cut into slices as a
     worker does. If `n` is None, their size is the one that a worker would choose.
 
-    `max_step_ms`: limit of a slice in milliseconds; None for complete micro-batches. Takes at least
-    `seconds`, after a warm-up. Raises the engine's errors.
+    `max_step_ms`: limit of a slice in milliseconds; None means complete micro-batches. Takes at
+    least `seconds`, after a warm-up. Raises the engine's errors.
     """
     plan = _WatchedPlan(max_step_ms, engine.slices_in_flight)
     _run(engine, spec, plan, n, lambda begun: begun < (_WARM_UP if max_step_ms else 1))

@@ -99,7 +99,7 @@ def normal(
 
     Computes by Box-Muller in float32, and then rounds once. `seeds`: uint32 integers, or an integer
     tensor whose low 32 bits are used. `out`: a tensor (len(seeds), n), with any strides, to which
-    the numbers are written; None for a new tensor of `dtype`.
+    the numbers are written; None means a new tensor of `dtype`.
     """
     if out is None:
         out = torch.empty(len(seeds), n, dtype=dtype, device=device)

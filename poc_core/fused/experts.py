@@ -119,7 +119,7 @@ def product_(
     All tensors except `share` are 16-bit with contiguous last dimensions. `weights`: (experts, m,
     k), or (experts, 2 m, k) to write silu(gate) * up; the first m rows of an expert are then for
     gates. `share`: (n * a_token,), the router's weight for each product, which is multiplied in
-    float32; None for no multiplication. `a_token`: the number of experts per row of `x`.
+    float32; None means no multiplication. `a_token`: the number of experts per row of `x`.
     `by_expert`: True if `out` is (rows_by_expert(rows, tile), m), in the order of `rows.ids`. See
     `can_multiply`.
     """

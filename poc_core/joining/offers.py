@@ -49,7 +49,9 @@ class Offer(BaseModel, frozen=True):
     settings: dict[str, str] = {}  # POC_ variables that all processes of a node share
 
     def url_for(self, token: Token) -> str:
-        """Returns the url of Redis with this host's user, and its password (from `token`)."""
+        """Returns the url of Redis with this host's Redis user and the user's password, which is
+        computed from `token`.
+        """
         parts = urlsplit(self.redis_url)
         netloc = f"{self.user}:{token.password(self.salt)}@{parts.netloc}"
         return parts._replace(netloc=netloc, path=parts.path or "/0").geturl()

@@ -36,7 +36,9 @@ class RedisUrl:
 
     @classmethod
     def of(cls, text: str) -> "RedisUrl":
-        """Parses a url. ValueError says what is wrong, without quoting a secret."""
+        """Parses a url. Raises ValueError if the url is invalid. The error says what is wrong,
+        without quoting a secret.
+        """
         scheme, _, rest = text.partition("://")
         # Without unix://, for which Celery has another form.
         if scheme not in ("redis", "rediss", "redis+sentinel", "rediss+sentinel"):

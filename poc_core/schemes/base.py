@@ -63,7 +63,9 @@ class Scheme(ABC):
         self.prepare()
 
     def prepare(self) -> None:
-        """Computes what all batches of the spec have in common. SpecError for an invalid option."""
+        """Computes what all batches of the spec have in common. Raises SpecError if an option is
+        invalid.
+        """
         return
 
     def reflections(self) -> Tensor:
@@ -81,8 +83,8 @@ class Scheme(ABC):
     def begin(
         self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
     ) -> Batch:
-        """Returns a new micro-batch. `part`: most nonces of a prefill's forward pass; None for all.
-        `reflected`: True if the network's nodes transform this model's layers in prefills.
+        """Returns a new micro-batch. `part`: most nonces of a prefill's forward pass; None means
+        all. `reflected`: True if the network's nodes transform this model's layers in prefills.
         """
 
     def inputs(self, nonces: Sequence[int]) -> Tensor:
@@ -152,7 +154,7 @@ class Batch(ABC):
     seeds_experts: ClassVar[bool] = False
 
     def __init__(self, scheme: Scheme, nonces: Sequence[int], part: int | None) -> None:
-        """`part`: the most nonces of a prefill's forward pass; None for all nonces."""
+        """`part`: the most nonces of a prefill's forward pass; None means all nonces."""
         self.scheme = scheme
         self.nonces = nonces
         self.order = records.PassOrder(len(nonces), part or len(nonces), scheme.passes)

@@ -147,12 +147,14 @@ class RoundBody(Body):
     @property
     @abstractmethod
     def served_model(self) -> str | None:
-        """The requested model; None for the only model that the node serves."""
+        """The requested model, or None if the body names no model and so means the only served
+        model.
+        """
 
     @property
     @abstractmethod
     def requested_batch_size(self) -> int | None:
-        """The batch size that the body requests; None for POC_BATCH_SIZE_DEFAULT."""
+        """The batch size that the body requests, or None to use POC_BATCH_SIZE_DEFAULT."""
 
     @abstractmethod
     def config(self, model: str, batch_size: int) -> records.RoundConfig:
@@ -209,7 +211,7 @@ class PlacedRoundBody(RoundBody):
     @property
     @abstractmethod
     def receiver(self) -> str | None:
-        """The url to which callbacks are sent; None for no callbacks."""
+        """The url to which callbacks are sent, or None if no callbacks are sent."""
 
     def terms(self) -> dict[str, JsonValue]:
         """Returns the criteria for nonces that the round reports, and for verdicts on claims."""

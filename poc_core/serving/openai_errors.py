@@ -25,8 +25,8 @@ _ANTHROPIC_KINDS = {_USUAL[1], *(kind for _, kind in _KINDS.values())}
 def error_body(
     status: int, message: str, kind: str | None = None, param: str | None = None
 ) -> dict[str, object]:
-    """Returns an error body in OpenAI's form. `kind`: the error's type; None for the usual type of
-    the HTTP status. `param`: the invalid field.
+    """Returns an error body in OpenAI's form. `kind`: the error's type; None means the usual type
+    of the HTTP status. `param`: the invalid field.
     """
     kind = kind or _KINDS.get(status, _USUAL)[0]
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}

@@ -18,7 +18,9 @@ _ELSEWHERE = ("tokenizer", "tokenizer-revision")
 
 
 def parse_trusted(text: str) -> frozenset[str]:
-    """Returns SHIPPED and the repositories in `text`. ValueError describes valid entries."""
+    """Returns SHIPPED and the repositories in `text`. Raises ValueError, which describes valid
+    entries, if an entry is invalid.
+    """
     added = {entry.strip() for entry in text.split(",") if entry.strip()}
     if not all(_PINNED.fullmatch(entry) for entry in added):
         raise ValueError(

@@ -47,7 +47,9 @@ class Settings(RedisSettings, CallbackSettings, ChatSettings, ProofSettings, Api
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Reads the settings; `overrides` have priority. SettingsError names the invalid variables."""
+    """Reads the settings; `overrides` have priority. Raises SettingsError, which names the invalid
+    variables, if there are any.
+    """
     try:
         given = {name: value for name, value in overrides.items() if value is not None}
         return Settings(**given)  # type: ignore[arg-type]

@@ -14,7 +14,9 @@ PRIVATE = "private"
 
 
 def parse_ports(text: str) -> list[int]:
-    """Parses one or more ports, separated by spaces. ValueError says what is allowed."""
+    """Parses one or more ports, separated by spaces. Raises ValueError, which says what is allowed,
+    if the text has anything else.
+    """
     ports = [int(part) if part.isdecimal() else 0 for part in text.split()]
     if not ports or not all(0 < port < 65536 for port in ports):
         raise ValueError("must be a port from 1 to 65535, or several with spaces between")
@@ -22,7 +24,9 @@ def parse_ports(text: str) -> list[int]:
 
 
 def parse_networks(text: str) -> list[IPv4Network | IPv6Network]:
-    """Parses comma-separated networks, and skips PRIVATE. ValueError says what is allowed."""
+    """Parses comma-separated networks, and skips PRIVATE. Raises ValueError, which says what is
+    allowed, if the text has anything else.
+    """
     try:
         return [ip_network(entry) for entry in listed(text) if entry != PRIVATE]
     except ValueError:

@@ -15,7 +15,9 @@ class ChatPolicy(NamedTuple):
 
 
 def parse_chat_policy(text: str) -> ChatPolicy:
-    """Parses yield, exclusive, off or share:F with 0 < F < 1. ValueError lists these forms."""
+    """Parses yield, exclusive, off or share:F with 0 < F < 1. Raises ValueError, which lists these
+    forms, if the text has none of them.
+    """
     match text:
         case "yield" | "exclusive" | "off":
             return ChatPolicy(text)

@@ -38,7 +38,7 @@ class DeploymentStore(Store):
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
-        """`clock`: returns seconds since the epoch; None for the clock of Redis' machine."""
+        """`clock`: returns seconds since the epoch; None means the clock of Redis' machine."""
         super().__init__(redis, settings, clock or server_clock(redis))
         self.events = Events(redis, self._clock)
 

@@ -43,7 +43,7 @@ class WorkerRegistry(Store):
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
-        """`clock`: returns seconds since the epoch; None for the clock of Redis' machine."""
+        """`clock`: returns seconds since the epoch; None means the clock of Redis' machine."""
         super().__init__(redis, settings, clock or server_clock(redis))
 
     def heartbeat(self, worker: records.WorkerRecord, in_hand: str | None = None) -> None:
@@ -145,7 +145,7 @@ class WorkerRegistry(Store):
         return bool(self._redis.exists(keys.worker(worker_id)))
 
     def live(self, model: str | None = None) -> list[records.WorkerRecord]:
-        """Returns the live workers in any state, sorted by id. `model`: None for all models."""
+        """Returns the live workers in any state, sorted by id. `model`: None means all models."""
         raw: Any = self._read([keys.WORKERS], [self._settings.worker_ttl_s * 1000])
         found = dict(zip(raw[::2], raw[1::2], strict=True))
         if not all(found.values()):
@@ -166,7 +166,7 @@ class WorkerRegistry(Store):
         return max(1, int(self._redis.zcard(keys.WORKERS)))
 
     def ready(self, model: str | None = None) -> list[records.WorkerRecord]:
-        """Returns the live workers that take new work. `model`: None for all models."""
+        """Returns the live workers that take new work. `model`: None means all models."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
     def store_api_addresses(self) -> None:

@@ -92,7 +92,7 @@ class RoundStore(Store):
         self, round_id: str, first: int | None = None, most: int = MOST_LISTED
     ) -> Reported:
         """Returns at most `most` reported nonces with their values, if the scheme lists them.
-        `first`: index of the first nonce among all reported nonces; None for the newest nonces.
+        `first`: index of the first nonce among all reported nonces; None means the newest nonces.
         """
         args = ["" if first is None else first, most]
         place, *found = self._read_reported([keys.round(round_id)], args)

@@ -112,8 +112,8 @@ def load_all(redis: Redis, others: Sequence[str] = ()) -> None:
 
 
 def wait_until_loaded(redis: Redis, timeout_s: float) -> None:
-    """Loads the node's scripts, or waits until an API has loaded them. ScriptsMissingError after
-    `timeout_s` seconds.
+    """Loads the node's scripts, or waits until an API has loaded them. Raises ScriptsMissingError
+    if scripts are still missing after `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -120,7 +120,7 @@ class AsyncClient:
         """Validates artifacts on the node, and waits for the verdict (see `submit` and `wait`).
 
         `body`: the body of a job that computes the artifacts. `artifacts`: one for each nonce, as
-        `generate` returns them. `stat_test`: the criteria for fraud; None for the API's defaults.
+        `generate` returns them. `stat_test`: the criteria for fraud; None means the API's defaults.
         Fraud raises no error: `fraud_detected` of the result is then True.
         """
         return await self.run(
@@ -128,7 +128,9 @@ class AsyncClient:
         )
 
     async def cancel(self, request_id: str) -> bool:
-        """Cancels a job. Returns False if the job has ended. ApiError (404) for an unknown job."""
+        """Cancels a job. Returns False if the job has ended. Raises ApiError (404) if the job is
+        unknown.
+        """
         answer = await self.call(calls.cancel(request_id))
         return answer.cancelled
 
@@ -197,9 +199,9 @@ class AsyncClient:
     async def call(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Sends a call, and returns its answer. All other methods use this method.
 
-        `patience_s`: seconds for retries; None for the client's default. ApiError if the API
-        refuses the call, does not answer, or sends an unexpected answer. The error's `status` is
-        the HTTP status; None without an answer.
+        `patience_s`: seconds for retries; None means the client's default. Raises ApiError if the
+        API refuses the call, does not answer, or sends an unexpected answer. The error's `status`
+        is the HTTP status; None without an answer.
         """
         patience = Patience(self._patience_s if patience_s is None else patience_s)
         while True:

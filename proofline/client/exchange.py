@@ -25,8 +25,8 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 def base_url(url: str | None) -> str:
     """Returns a node's url: adds http://, and removes slashes and /api/v1/pow from the end.
 
-    `url`: None for the variable PROOFLINE_URL or, without it, DEFAULT_URL. UrlError if the url is
-    invalid.
+    `url`: None means the variable PROOFLINE_URL or, without it, DEFAULT_URL. Raises UrlError if the
+    url is invalid.
     """
     url = os.environ.get("PROOFLINE_URL", DEFAULT_URL) if url is None else url
     whole = url if "://" in url else f"http://{url}"

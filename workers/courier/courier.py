@@ -116,8 +116,8 @@ class Courier:
         max_retries: int | None = None,
         largest_payload: int = 8 * 1024 * 1024,
     ) -> None:
-        """`max_retries`: maximum number of tries per payload; None for no limit. `largest_payload`:
-        maximum bytes of a round's payload.
+        """`max_retries`: maximum number of tries per payload; None means no limit.
+        `largest_payload`: maximum bytes of a round's payload.
         """
         self._outbox = outbox
         self._receivers = receivers

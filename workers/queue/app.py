@@ -8,7 +8,7 @@ from workers.queue.broker import SteadyAMQP
 
 
 def create_app(redis_url: str | None = None, consumer: queues.Consumer = "monitor") -> Celery:
-    """Creates a Celery application. `redis_url`: the broker; None for the Redis of the settings."""
+    """Creates a Celery application. `redis_url`: the broker; None means the settings' Redis."""
     app = Celery("proofline", amqp=SteadyAMQP, include=["workers.tasks"])
     app.conf.update(queues.celery_config(load_settings(redis_url=redis_url), consumer))
     # Without Celery's built-in tasks, messages can only run the tasks of workers.tasks.

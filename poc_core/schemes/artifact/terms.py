@@ -76,7 +76,7 @@ class ReceivedStatTest(StatTest):
     ) -> ArtifactTerms:
         """Returns the criteria, with defaults for absent fields. `honour_p_value_threshold`: True
         to use p_value_threshold if fraud_threshold is absent. `usual`: the defaults for a request
-        without dist_threshold; None for the defaults of StatTest. If the request has a
+        without dist_threshold; None means the defaults of StatTest. If the request has a
         dist_threshold, the defaults of StatTest always apply.
         """
         named = self.model_dump(include=self.model_fields_set & StatTest.model_fields.keys())

@@ -43,7 +43,7 @@ def compare(
 
     `computed`: this node's vector_b64 of each nonce; None for an excluded nonce, which is not
     compared. `received`: the other node's vector_b64 of each nonce; a missing nonce is a mismatch.
-    `test`: the criteria; None for the default criteria.
+    `test`: the criteria; None means the default criteria.
     """
     test = test or StatTest()
     found = {

@@ -16,7 +16,7 @@ NETWORK_SHA256 = "2201d1093583f43f328dd4643ddf1f34737f6da8c1956395c43fd093e357e3
 
 def read_codebook_file(file: str = "") -> tuple[bytes, str]:
     """Returns a codebook file's content (POINTS x DIM little-endian float32) and sha256. If `file`
-    is "", reads the shipped file. SettingsError for an unreadable or unknown file.
+    is "", reads the shipped file. Raises SettingsError if the file is unreadable or unknown.
     """
     path = Path(file) if file else SHIPPED
     try:

@@ -103,7 +103,9 @@ class FairChat:
         return told
 
     def shared(self, outputs: AsyncIterator[Any], params: Any) -> AsyncIterator[Any]:
-        """Yields a request's outputs in turns with other clients. BadRequest for a bad grammar."""
+        """Yields a request's outputs in turns with other clients. Raises BadRequest if the
+        request's grammar cannot be used.
+        """
         asked = text_of(getattr(params, "structured_outputs", None)) if self._compiles else None
         if asked is None and max(_widths(params)) == 1:
             return outputs

@@ -295,7 +295,7 @@ SECONDS = 1.0
 
 def guarded(secret: str | None, most: int | None = None) -> Any:
     """Returns an HTTP protocol class for `uvicorn.Config(http=...)`. It limits connections without
-    `secret` to `most`, or to half of this process's file limit. `secret`: None for no limit.
+    `secret` to `most`, or to half of this process's file limit. `secret`: None means no limit.
     """
     limit = most or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
     strangers: dict[HttpToolsProtocol, asyncio.TimerHandle] = {}  # the oldest first

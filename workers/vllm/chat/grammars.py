@@ -209,7 +209,9 @@ class _Process:
 
     @classmethod
     async def start(cls, command: Sequence[str], vocabulary: str) -> _Process:
-        """Starts a process and waits until it is ready. RuntimeError or TimeoutError on failure."""
+        """Starts a process and waits until it is ready. Raises RuntimeError if the process ends,
+        TimeoutError if it is not ready after _START_S seconds.
+        """
         pipe = asyncio.subprocess.PIPE
         found = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
         try:

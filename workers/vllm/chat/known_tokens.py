@@ -61,7 +61,10 @@ class KnownTokens:
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """Returns a request's outputs. CannotForce or BadRequest, now or with the first output."""
+        """Returns a request's outputs. Raises CannotForce if this engine cannot score the known
+        tokens or use the logprobs_mode, and BadRequest if the request exceeds a limit. An error is
+        raised at once or instead of the first output.
+        """
         extra = getattr(sampling_params, "extra_args", None)
         if extra and extra_args.KNOWN_TOKENS in extra:
             self._refuse(prompt, sampling_params)

@@ -36,8 +36,8 @@ class Limits:
     n_ids: int = 2**31  # size of the model's vocabulary
 
     def check(self, fields: Any) -> Iterator[None]:
-        """Checks all values. Yields regularly so that the caller can pause. BadRequest for a value
-        beyond a limit.
+        """Checks all values. Yields regularly so that the caller can pause. Raises BadRequest if a
+        value exceeds a limit.
         """
         self._check_lengths(fields)
         n = 0
@@ -73,7 +73,9 @@ class Limits:
             refuse_foreign(param, getattr(params, param, None) or (), self.n_ids)
 
     def refuse_tokens(self, params: Any) -> None:
-        """Checks fields that vLLM has filled in later. BadRequest for a value beyond a limit."""
+        """Checks fields that vLLM has filled in later. Raises BadRequest if a value exceeds a
+        limit.
+        """
         words = getattr(params, "bad_words_token_ids", None) or ()
         _check_length("bad_words", words, self.bad_words, "words, with and without a space before")
         if sum(map(len, words)) > self.bad_words_tokens:

@@ -28,7 +28,10 @@ class NetworkFields:
     tokenizer: Any  # None if the engine has none
 
     async def of(self, found: dict[str, Any]) -> RequestOptions | None:
-        """Returns the options in a body's network fields, or None. BadRequest or CannotForce."""
+        """Returns the options in a body's network fields, or None if the body has no such field.
+        Raises BadRequest if a field is invalid, CannotForce if this engine cannot do what a field
+        requests.
+        """
         if not found.keys().isdisjoint(
             chat_bounds.KNOWN_TOKENS
         ):  # in a thread: tokenizing takes long

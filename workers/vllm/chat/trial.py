@@ -100,7 +100,9 @@ async def _decoded(known: KnownTokens, llm: Any, n: int) -> _Decoded:
 
 
 async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> float:
-    """Returns the mean distance between logprobs of decoding and of scoring by `way`."""
+    """Scores the answers' tokens by `way`. Returns the mean distance between the resulting logprobs
+    and the logprobs from decoding.
+    """
     scored = await asyncio.gather(
         *(
             known.rows(way, one.prompt, one.params, one.tokens, f"validation-trial-{way}-{n}")

@@ -52,7 +52,9 @@ class ScratchCaches:
     """
 
     def __init__(self, runner: Any, layers: dict[str, Any]) -> None:
-        """`layers`: attention modules by name. NotIsolatableError for a cache of unknown kind."""
+        """`layers`: attention modules by name. Raises NotIsolatableError if a cache is of unknown
+        kind.
+        """
         self.private = False
         self._layers = layers
         self._caches: dict[tuple[Any, ...], list[Tensor]] = {}
@@ -129,7 +131,7 @@ class ScratchCaches:
     ) -> dict[str, list[Tensor]]:
         """Returns new caches by layer. They have room for `n_tokens` tokens, in complete blocks for
         all sequences together, and for the states of `n_sequences` sequences. A layer that reads
-        another layer's cache gets that layer's new cache. `zeros`: allocates the memory; None for
+        another layer's cache gets that layer's new cache. `zeros`: allocates the memory; None means
         torch.zeros.
         """
         found: dict[str, list[Tensor]] = {}
@@ -281,12 +283,13 @@ class ScratchCaches:
 def zeros_like(
     live: Tensor, block_dim: int, n_blocks: int, page: int, zeros: Zeros | None = None
 ) -> Tensor:
-    """Returns a cache of zeros with `n_blocks` blocks. Its dtype, its other dimensions and the
-    order of dimensions in memory are those of `live`.
+    """Returns a cache of zeros with `n_blocks` blocks, and with the dtype, the other dimensions and
+    the order of dimensions in memory of `live`.
 
-    If blocks are the outermost dimension in memory, their starts are `page` elements apart, or as
-    far apart as in `live` if that is less. This keeps padding for kernels, but not other layers'
-    blocks in between. `zeros`: see `new_caches`.
+    If blocks are the outermost dimension in memory, the starts of two neighbouring blocks are
+    `page` elements apart, or fewer if they are closer together in `live`. The new cache thus keeps
+    padding that kernels need, but has no gaps for other layers' blocks as `live` may have. `zeros`:
+    see `new_caches`.
     """
     make = zeros or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=live.device))
     sizes = list(live.shape)

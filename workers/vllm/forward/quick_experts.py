@@ -259,8 +259,8 @@ class LayerCall:
 
 
 def _read(own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Product | None:
-    """Returns the matrix product that a call of vLLM's kernel requests. Returns None if our kernels
-    do not support the call. `own`: vLLM's kernel.
+    """Returns the matrix product that a call of vLLM's kernel `own` would compute, from the call's
+    arguments. Returns None if our kernels do not support the call.
     """
     if len(args) != 12 or any(named.get(name) for name in _QUANTISED):
         return None

@@ -88,8 +88,8 @@ class StepCaches:
 
     def room(self, n_places: int, limit_bytes: int | None) -> int:
         """Returns how many tokens fit into each of `n_places` places. The states of a sequence
-        count as `state` tokens. `limit_bytes`: the memory for all places together; None for a share
-        of the free memory.
+        count as `state` tokens. `limit_bytes`: the memory for all places together; None means a
+        share of the free memory.
         """
         if limit_bytes is None and self.on_gpu:
             limit_bytes = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(self._device)[0])
