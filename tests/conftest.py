@@ -122,7 +122,7 @@ def up() -> Iterator[Up]:
     """
     settings = {
         **FAST,
-        "POC_GENERATE_CHUNK_TIMEOUT_SEC": str(PATIENCE_S),
+        "POC_GENERATE_CHUNK_TIMEOUT_SEC": str(2 * PATIENCE_S),
         # As all engines of `make test`: threads that wait for each other take others' cores.
         # `proofline demo` is tested with none of these.
         "OMP_NUM_THREADS": "1",

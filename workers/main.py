@@ -199,7 +199,8 @@ def _serve_chat(
     """Starts the chat server. Returns its chat gate and port, or (None, None) without chat."""
     if settings.chat.mode == "off":
         return None, None
-    starvation = Starvation(settings.generate_chunk_timeout_sec)
+    # half: a client with wait=true gets its first batch before its own limit
+    starvation = Starvation(settings.generate_chunk_timeout_sec / 2)
     gate = ChatGate(settings.chat, engine.unfinished_chat, starvation)
     port = engine.serve_chat(gate, settings.chat_host, secret)
     return (None, None) if port is None else (gate, port)

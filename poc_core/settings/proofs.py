@@ -22,8 +22,8 @@ class ProofSettings(Theme):
     """Largest answer of a job in bytes. A job with a larger answer gets 413 before anything is
     computed. The default allows 1,600,000 artifacts of k_dim 12."""
     generate_chunk_timeout_sec: float = Field(60, gt=0)
-    """Seconds that a client with wait=true waits for the next batch before it gets 503. Also the
-    seconds of constant chat after which rounds and jobs get 5 % of the engine's time."""
+    """Seconds that a client with wait=true waits for the next batch before it gets 503. After half
+    of this time of constant chat, rounds and jobs get 5 % of the engine's time."""
     generate_result_ttl_sec: int = Field(300, ge=1)
     """Seconds that a finished job can be fetched; later its request_id is unknown (404)."""
     honour_p_value_threshold: bool = False

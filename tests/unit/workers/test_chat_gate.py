@@ -3,11 +3,12 @@
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from poc_core.settings import parse_chat_policy
+from poc_core.settings import Settings, parse_chat_policy
 from tests.harness.samples import Clock
 from workers.chat_gate import ChatGate, Starvation
 
@@ -328,3 +329,17 @@ class TestExclusive:
         gate.set_computes_round(True)
         assert gate.enter_chat()
         assert gate.stats().chat_refused == 0
+
+
+def test_a_workers_gate_opens_before_a_waiting_client_gives_up() -> None:
+    from workers.main import _serve_chat
+
+    engine: Any = SimpleNamespace(unfinished_chat=lambda: 1, serve_chat=lambda gate, *rest: 1)
+    settings = Settings(generate_chunk_timeout_sec=60)
+    gate, _ = _serve_chat(engine, settings, None)
+    assert gate is not None
+    clock = vars(gate)["_clock"] = Clock()
+    began = clock()
+    while not gate.wait(0):
+        clock.now += 1
+    assert 0 < clock() - began < 0.6 * settings.generate_chunk_timeout_sec
