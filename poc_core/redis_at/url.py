@@ -96,7 +96,9 @@ def address(host: tuple[str, int]) -> str:
 
 
 def read_password(option: str, file: str | Path) -> str:
-    """Reads a password from a file. ValueError names the option if the file cannot be read."""
+    """Reads a password from a file. Raises ValueError, which names `option`, if the file cannot be
+    read.
+    """
     try:
         return Path(file).read_text().strip()
     except OSError as error:

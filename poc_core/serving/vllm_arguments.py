@@ -98,8 +98,8 @@ def read_deployment(
     model: str, dtype: Dtype, words: Sequence[str], trusted: Collection[str] = ()
 ) -> Deployment:
     """Returns the deployment that `vllm serve MODEL --dtype DTYPE WORDS` describes. The last of
-    repeated arguments counts. ArgumentsError names the first argument that is not allowed or lacks
-    a value. `trusted`: the trusted repositories.
+    repeated arguments counts. Raises ArgumentsError, which names the first such argument, if an
+    argument is not allowed or lacks a value. `trusted`: the trusted repositories.
     """
     said: dict[str, Any] = {"model": model} | ({} if dtype == "auto" else {"dtype": dtype})
     rest: list[str] = []
