@@ -121,9 +121,11 @@ def promises() -> str:
         for who, held in sorted(found.items()):
             paths = sorted({path.relative_to(ROOT) for _, path in held})
             links = (f"[{path.stem.removeprefix('test_')}]({path})" for path in paths)
-            yield f"| {who} | {'<br>'.join(sorted({p for p, _ in held}))} | {' '.join(links)} |"
+            subject = who[0].upper() + who[1:]
+            sentences = (f"{subject} {promise}." for promise in sorted({p for p, _ in held}))
+            yield f"| {'<br>'.join(sentences)} | {' '.join(links)} |"
 
-    return table("Who | Promise | Tests", rows())
+    return table("Promise | Tests", rows())
 
 
 def trained() -> dict[str, str]:

@@ -175,7 +175,8 @@ def test_doctor_tells_of_sentinels_and_replicas(watched: Sentinels, no_slowness:
 
 
 @pytest.mark.promise(
-    "a process with a Sentinel user", "can ask which server is the primary, but not change this"
+    "a process with a Sentinel user",
+    "can ask which server is the primary, but cannot change the primary",
 )
 def test_a_user_of_the_sentinels_asks_for_the_primary_and_names_none(watched: Sentinels) -> None:
     of_asker = "sentinel_username=asker&sentinel_password=of-the-asker"

@@ -233,7 +233,7 @@ def test_a_stranger_gets_nothing_from_any_port(compose: LocalCompose) -> None:
 
 
 @pytest.mark.promise(
-    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "a Redis user",
     "can run every command that its process needs",
 )
 def test_redis_refused_the_services_nothing(compose: LocalCompose) -> None:

@@ -89,8 +89,8 @@ def hold_up(as_user: As, script: str) -> threading.Thread:
 
 
 @pytest.mark.promise(
-    "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "can use the node's scripts again after Redis has lost them",
+    "a Redis user",
+    "can use the node's scripts again after Redis has lost the scripts",
 )
 @pytest.mark.parametrize("user", ["worker", "courier", "flower"])
 def test_what_redis_has_forgotten_the_api_loads_for_those_who_may_not(

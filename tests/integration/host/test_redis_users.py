@@ -149,12 +149,13 @@ def refused(client: redis.Redis, command: str) -> bool:
 
 
 @pytest.mark.promise(
-    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "a Redis user",
     "has its own password, and cannot run EVAL or exceed its rights",
 )
 @pytest.mark.promise(
     "a compromised host",
-    "cannot write other hosts' records (Redis 7), forge events or stay listed without a heartbeat",
+    "cannot write other hosts' records (Redis 7), forge events of keys, "
+    "or stay listed without a heartbeat",
 )
 @pytest.mark.parametrize("user", USERS)
 def test_a_user_may_touch_nothing_of_others(compose: LocalCompose, user: str) -> None:
@@ -196,7 +197,7 @@ def may_run(client: redis.Redis, words: list[str]) -> bool:
 
 
 @pytest.mark.promise(
-    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "a Redis user",
     "can run no command that its rights do not list",
 )
 @pytest.mark.parametrize("user", USERS)
@@ -220,7 +221,7 @@ def test_a_user_may_run_no_command_but_those_named(compose: LocalCompose, user: 
 
 
 @pytest.mark.promise(
-    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "a Redis user",
     "has its own password, and cannot run EVAL or exceed its rights",
 )
 @pytest.mark.parametrize("user", USERS)
@@ -258,7 +259,7 @@ def test_what_a_workers_password_opens(compose: LocalCompose) -> None:
 
 
 @pytest.mark.promise(
-    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "a Redis user",
     "has its own password, and cannot run EVAL or exceed its rights",
 )
 def test_each_has_a_password_of_its_own(compose: LocalCompose) -> None:

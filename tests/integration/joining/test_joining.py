@@ -213,11 +213,12 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, list[tuple[str
 
 @pytest.mark.promise(
     "a host's token",
-    "appears in no log, environment or process argument; Redis and the API never get its secrets",
+    "appears in no log, environment or process argument; "
+    "Redis and the API never receive the token's secrets",
 )
 @pytest.mark.promise(
     "a revoked host",
-    "is locked out at once, also after a restart of Redis; other hosts take over its work",
+    "is locked out at once, also after a restart of Redis; other hosts take over the work",
 )
 def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     token_file = node.invite("gpu2")
@@ -336,7 +337,7 @@ class Chats:
 
 
 @pytest.mark.promise(
-    "a revoked host", "gets no chat after `revoke` returns, whatever it left in Redis"
+    "a revoked host", "gets no chat after `revoke` returns, whatever the host left in Redis"
 )
 def test_no_chat_goes_to_a_revoked_host_whatever_it_left_in_redis(node: Node) -> None:
     """It lies about its clock, its name and how long it lives, and others chat all the time."""
@@ -368,7 +369,8 @@ def test_no_chat_goes_to_a_revoked_host_whatever_it_left_in_redis(node: Node) ->
 
 @pytest.mark.promise(
     "a compromised host",
-    "cannot write other hosts' records (Redis 7), forge events or stay listed without a heartbeat",
+    "cannot write other hosts' records (Redis 7), forge events of keys, "
+    "or stay listed without a heartbeat",
 )
 def test_a_host_writes_no_other_hosts_records(node: Node) -> None:
     if (version_of(str(REDIS)) or (0,)) < (7,):
@@ -389,7 +391,7 @@ def test_a_host_writes_no_other_hosts_records(node: Node) -> None:
 
 @pytest.mark.promise(
     "a host that joined",
-    "has its own Redis user with the rights of `worker`; the API makes no users",
+    "has its own Redis user with the rights of `worker`; the API creates no Redis users",
 )
 def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:
     """And its invitation is nothing to it, as the hosts' users are nothing to the API."""
@@ -418,7 +420,7 @@ def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:
 
 @pytest.mark.promise(
     "a revoked host",
-    "is locked out at once, also after a restart of Redis; other hosts take over its work",
+    "is locked out at once, also after a restart of Redis; other hosts take over the work",
 )
 def test_redis_keeps_hosts_over_its_restart_and_forgets_those_revoked(node: Node) -> None:
     redis_url = node.take(Token.read(node.invite("gpu5").read_text()))
@@ -456,7 +458,7 @@ def test_what_an_operator_does_wrong_is_told(node: Node) -> None:
 
 
 @pytest.mark.promise(
-    "an operator whose Redis would forget hosts, or has no password", "cannot invite hosts"
+    "an operator whose Redis would forget hosts or has no password", "cannot invite hosts"
 )
 def test_a_redis_without_aclfile_forgets_hosts_and_is_told_them_again(tmp_path: Path) -> None:
     own = LocalRedis(tmp_path)

@@ -98,7 +98,7 @@ def broker(node: Node, request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 
 @pytest.mark.promise(
-    "a Redis user (`api`, `worker`, `courier`, `flower`)",
+    "a Redis user",
     "can run every command that its process needs",
 )
 def test_the_brokers_day(node: Node, broker: Broker) -> None:

@@ -270,7 +270,9 @@ def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
     assert told(workers, "engine_still_since") is None
 
 
-@pytest.mark.promise("a worker's chat port that does not answer", "is reported by the health check")
+@pytest.mark.promise(
+    "a worker's chat port that does not respond", "is reported by the health check"
+)
 def test_a_chat_port_that_does_not_answer_is_told_until_it_does(
     workers: WorkerRegistry, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -970,7 +970,7 @@ class TestDeaths:
         assert node.chat().content == ANSWER
 
     @pytest.mark.promise(
-        "a revoked host", "gets no chat after `revoke` returns, whatever it left in Redis"
+        "a revoked host", "gets no chat after `revoke` returns, whatever the host left in Redis"
     )
     def test_one_that_is_revoked_while_another_fails_is_not_asked(self, node: Node) -> None:
         def revoked_meanwhile(_: Call) -> None:

@@ -422,7 +422,7 @@ def test_those_that_take_nothing_make_room_too(connect: Connect) -> None:
 
 @pytest.mark.promise(
     "a client with very many connections or open answers",
-    "blocks neither new clients nor health probes; may use connections that nobody else needs",
+    "blocks neither new clients nor health probes, but may use connections that nobody else needs",
 )
 def test_who_holds_all_places_by_open_answers_keeps_no_newcomer_out(connect: Connect) -> None:
     streams = [connect(STREAM, "127.0.0.2") for _ in range(3 * CONNECTIONS)]
@@ -439,7 +439,7 @@ def test_newcomers_from_many_addresses_are_served_beside_each_other(connect: Con
 
 @pytest.mark.promise(
     "a client with very many connections or open answers",
-    "blocks neither new clients nor health probes; may use connections that nobody else needs",
+    "blocks neither new clients nor health probes, but may use connections that nobody else needs",
 )
 def test_a_probe_is_answered_where_its_own_address_has_all_answers(connect: Connect) -> None:
     streams = [connect(STREAM) for _ in range(LIMITS.answers)]
@@ -516,7 +516,7 @@ def test_a_burst_from_one_address_outlives_silent_clients_at_many() -> None:
 
 @pytest.mark.promise(
     "a client with very many connections or open answers",
-    "blocks neither new clients nor health probes; may use connections that nobody else needs",
+    "blocks neither new clients nor health probes, but may use connections that nobody else needs",
 )
 def test_one_address_has_1500_chats_under_way_and_keeps_them_beside_others() -> None:
     """As the network's API process may: all of a node's chats come from it."""

@@ -54,8 +54,8 @@ def test_its_absence_and_its_return_are_a_line_each(
 
 
 @pytest.mark.promise(
-    "a Redis user (`api`, `worker`, `courier`, `flower`)",
-    "can use the node's scripts again after Redis has lost them",
+    "a Redis user",
+    "can use the node's scripts again after Redis has lost the scripts",
 )
 def test_forgotten_scripts_are_there_again_within_two_seconds(
     watch: RedisWatch, server: fakeredis.FakeServer, monkeypatch: pytest.MonkeyPatch

@@ -68,7 +68,7 @@ def test_an_expired_token_is_worth_nothing(
     assert client.get(STANDING, headers=shown(token)).json()["state"] == "expired"
 
 
-@pytest.mark.promise("a client that guesses hosts' tokens", "gets 401, and soon 429")
+@pytest.mark.promise("a client that guesses hosts' tokens", "gets status 401, and soon 429")
 @pytest.mark.parametrize("given", [None, "", "Bearer ", "Basic x", "Bearer proofline_x", "\xff"])
 def test_what_is_no_tokens_id_opens_nothing(
     client: TestClient, invited: Invited, given: str | None
@@ -85,7 +85,7 @@ def test_the_token_itself_is_not_what_the_api_knows(client: TestClient, invited:
     assert client.post(JOIN, headers=headers).status_code == 401
 
 
-@pytest.mark.promise("a client that guesses hosts' tokens", "gets 401, and soon 429")
+@pytest.mark.promise("a client that guesses hosts' tokens", "gets status 401, and soon 429")
 def test_tokens_cannot_be_tried_in_number(
     client: TestClient, invited: Invited, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def test_an_address_that_says_too_much_or_too_little_is_refused(url: str) -> Non
 
 
 @pytest.mark.promise(
-    "an operator whose Redis would forget hosts, or has no password", "cannot invite hosts"
+    "an operator whose Redis would forget hosts or has no password", "cannot invite hosts"
 )
 def test_a_redis_that_fails_over_takes_no_invited_hosts() -> None:
     with pytest.raises(UsageError, match="Redis copies no users to replicas"):
@@ -48,7 +48,7 @@ def test_others_are_told_with_their_database() -> None:
 
 @pytest.mark.promise(
     "a host that joined",
-    "has its own Redis user with the rights of `worker`; the API makes no users",
+    "has its own Redis user with the rights of `worker`; the API creates no Redis users",
 )
 def test_the_rights_are_those_of_worker() -> None:
     rights = worker_rights()

@@ -37,7 +37,7 @@ def invite(invitations: Invitations, clock: Clock, name: str = "gpu2") -> tuple[
     return token, host
 
 
-@pytest.mark.promise("a host's token", "admits one host, only once, and only until it expires")
+@pytest.mark.promise("a host's token", "admits one host, once, before the token expires")
 def test_an_offer_is_given_once_and_the_second_is_told_to_whom(
     invitations: Invitations, clock: Clock
 ) -> None:
@@ -50,7 +50,7 @@ def test_an_offer_is_given_once_and_the_second_is_told_to_whom(
         invitations.take(token.id, "10.0.0.3")
 
 
-@pytest.mark.promise("a host's token", "admits one host, only once, and only until it expires")
+@pytest.mark.promise("a host's token", "admits one host, once, before the token expires")
 def test_of_two_at_the_same_moment_one_gets_the_offer(
     invitations: Invitations, clock: Clock, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_of_two_at_the_same_moment_one_gets_the_offer(
         invitations.take(token.id, "10.0.0.3")
 
 
-@pytest.mark.promise("a host's token", "admits one host, only once, and only until it expires")
+@pytest.mark.promise("a host's token", "admits one host, once, before the token expires")
 def test_an_expired_offer_is_gone(invitations: Invitations, clock: Clock, redis: Redis) -> None:
     token, host = invite(invitations, clock)
     assert 0 < redis.pttl(f"poc:invite:{host.token_sha256}:offer") <= 3600_000
@@ -94,7 +94,8 @@ def test_a_token_that_never_was_is_unknown(invitations: Invitations, clock: Cloc
 
 @pytest.mark.promise(
     "a host's token",
-    "appears in no log, environment or process argument; Redis and the API never get its secrets",
+    "appears in no log, environment or process argument; "
+    "Redis and the API never receive the token's secrets",
 )
 def test_redis_holds_neither_token_nor_id_nor_password(
     invitations: Invitations, clock: Clock, redis: Redis

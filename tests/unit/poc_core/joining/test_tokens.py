@@ -17,7 +17,8 @@ def test_tokens_are_long_random_and_found_by_scanners() -> None:
 
 @pytest.mark.promise(
     "a host's token",
-    "appears in no log, environment or process argument; Redis and the API never get its secrets",
+    "appears in no log, environment or process argument; "
+    "Redis and the API never receive the token's secrets",
 )
 def test_nothing_shown_of_a_token_gives_it_or_the_password_away() -> None:
     token = Token.new()

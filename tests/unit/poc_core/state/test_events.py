@@ -71,7 +71,8 @@ def test_an_event_that_cannot_be_read_hides_no_other(events: Events, redis: Redi
 
 @pytest.mark.promise(
     "a compromised host",
-    "cannot write other hosts' records (Redis 7), forge events or stay listed without a heartbeat",
+    "cannot write other hosts' records (Redis 7), forge events of keys, "
+    "or stay listed without a heartbeat",
 )
 def test_an_event_of_another_kind_than_its_list_is_none(events: Events, redis: Redis) -> None:
     """A worker's user may write to some lists; what only the API sees it cannot forge."""

@@ -159,7 +159,8 @@ def lies(redis: Redis, worker_id: str) -> None:
 
 @pytest.mark.promise(
     "a compromised host",
-    "cannot write other hosts' records (Redis 7), forge events or stay listed without a heartbeat",
+    "cannot write other hosts' records (Redis 7), forge events of keys, "
+    "or stay listed without a heartbeat",
 )
 def test_no_worker_lives_longer_without_a_sign_of_life_than_others(
     workers: WorkerRegistry, redis: Redis, settings: Settings
@@ -202,7 +203,7 @@ def waited(serve: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @pytest.mark.promise(
-    "a revoked host", "gets no chat after `revoke` returns, whatever it left in Redis"
+    "a revoked host", "gets no chat after `revoke` returns, whatever the host left in Redis"
 )
 def test_only_those_that_beat_again_outlive_a_revoked_host(
     workers: WorkerRegistry, serve: Serve, redis: Redis, waited: list[float]

@@ -116,7 +116,7 @@ def test_a_try_is_over_at_its_deadline_whatever_the_receiver_drips(behave: Behav
 
 @pytest.mark.promise(
     "a receiver",
-    "cannot occupy the courier with an endless answer, or make it connect to an unchecked address",
+    "cannot occupy the courier with an endless answer, or send the courier to an unchecked address",
 )
 @pytest.mark.parametrize("length", [b"Content-Length: 10000000000", b"X: no length"])
 def test_of_an_answer_without_end_nothing_but_its_status_is_read(length: bytes) -> None:
@@ -225,7 +225,7 @@ def test_a_receiver_whose_line_is_too_slow_for_all_of_it_finds_it_too_large() ->
 
 @pytest.mark.promise(
     "a receiver",
-    "cannot occupy the courier with an endless answer, or make it connect to an unchecked address",
+    "cannot occupy the courier with an endless answer, or send the courier to an unchecked address",
 )
 def test_the_name_is_looked_up_once_and_its_address_connected_to_under_its_own_name() -> None:
     requests: list[bytes] = []
