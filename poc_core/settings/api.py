@@ -47,37 +47,36 @@ class ApiSettings(Theme):
     """Access to the API, and its limits."""
 
     require_keys: Literal["auto", "always", "never"] = "auto"
-    """When the API requires a key (Authorization: Bearer; exceptions: SECURITY.md): auto (beyond
-    loopback), always, never."""
+    """When requests need a key (exceptions: SECURITY.md). auto: if the API listens beyond loopback.
+    always. never."""
     cache_salt: Literal["auto", "always", "never"] = "auto"
-    """When each client (key, else address) gets a separate prefix cache for chat, so that response
-    times do not reveal others' prompts: auto (if keys are required), always, never."""
+    """When chat has a separate prefix cache for each client (key or address), so that response
+    times do not reveal other clients' prompts. auto: if keys are required. always. never."""
     api_keys_file: Path = Path("~/.proofline/keys.json")
     """The API's keys, hashed. `proofline key` writes the file; the API rereads a changed file."""
     api_key: SecretStr | None = Field(None, min_length=16)
-    """The key that commands send to an API. In an API's environment: another valid key, with all
+    """The key that commands send to an API. If the API itself has this variable, the key has all
     rights."""
     trusted_networks: Annotated[str, parsed(parse_networks)] = ""
     """Addresses and networks (CIDR, separated by commas) whose clients need no key, such as the
-    network node's address. private means loopback and private networks, except gateways
+    network node's address. The entry private means loopback and private networks, except gateways
     (SECURITY.md)."""
     allowed_hosts: str = ""
-    """Names by which clients may call the API, separated by commas (.example.org: all names below;
-    *: any). Always allowed: addresses, this host's name, the name in --host, names without a dot,
-    .localhost, .local and .internal."""
+    """Names by which clients may call the API, separated by commas (.example.org: all names below
+    example.org; *: any name). Always allowed: addresses, this host's name, the name in --host,
+    names without a dot, and names below localhost, local and internal."""
     allowed_origins: Annotated[str, parsed(check_origins)] = ""
     """Origins (https://ui.example.org, separated by commas) whose web pages may use the API. The
-    API's own pages always may."""
+    API's own pages are always allowed."""
     max_requests_per_s: float | None = Field(None, gt=0)
-    """Most requests a second from one client (key, else address); bursts may be ten times as large.
-    Further requests get 429. Unset: unlimited."""
+    """Largest number of requests a second from one client (key or address); a burst may have ten
+    times as many requests. Further requests get 429. Unset: unlimited."""
     max_waiting_requests: int = Field(256, ge=1)
     """Largest number of waiting requests with wait=true; further requests get 429."""
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
-    """Largest request body in bytes; a validation of 100,000 nonces takes 11 MB."""
+    """Largest request body in bytes; a validation of 100,000 nonces has 11 MB."""
     api_port: Annotated[str, parsed(parse_ports)] = Field("8000", coerce_numbers_to_str=True)
-    """The API's port, or several separated by spaces, unless --port is given. Callbacks to
-    these ports of the node's machines are refused."""
+    """The API's ports, separated by spaces, if no --port is given."""
 
     @field_validator("api_key", mode="before")
     @classmethod

@@ -56,25 +56,25 @@ class CallbackSettings(Theme):
     """Approximate bytes of one callback payload of a round. A receiver that answers 413 gets
     smaller payloads."""
     callback_max_retries: int | None = Field(None, ge=1)
-    """Most tries per callback payload. Unset: unlimited until the retention ends."""
+    """Largest number of attempts per callback payload. Unset: POC_CALLBACK_RETENTION_SEC is the
+    only limit."""
     callback_retention_sec: int = Field(24 * 3600, ge=60)
-    """Seconds that undelivered callbacks are kept after a round or job ended, and that a job
-    without progress is kept."""
+    """Seconds for which undelivered callbacks are kept after the end of their round or job, and for
+    which a job without progress is kept."""
     outbox_max_bytes: int = Field(512 * 1024 * 1024, ge=1024)
-    """Bytes of Redis memory for a round's undelivered artifacts (about 80 per artifact of k_dim
-    12); at the limit the round pauses. The callbacks of all jobs may use as much again, and
-    one job per 512 KiB may have a url (at least 64 jobs); further jobs get 429."""
+    """Bytes of Redis memory for a round's undelivered artifacts (about 80 bytes per artifact of
+    k_dim 12); at the limit the round pauses. A second limit of the same size applies to the
+    callbacks of all jobs; further jobs with a url get 429 (docs/limits.md)."""
     callback_allow: Annotated[str, parsed(CallbackPolicy.of)] = "public,private,loopback"
-    """Where callbacks may go: public, private, loopback, names, addresses and networks
-    (10.0.0.0/8), separated by commas. Link-local and cloud metadata addresses are allowed only
-    if listed; the node's own ports are never allowed. `up` with a --host beyond loopback
-    excludes loopback unless you set this."""
+    """Allowed destinations of callbacks: public, private, loopback, names, addresses and networks
+    (10.0.0.0/8), separated by commas. If `up` listens beyond loopback (--host), the default
+    excludes loopback (docs/connect.md)."""
     callback_proxy: SecretStr | None = None
     """HTTP proxy (http://user:password@host:port) for callbacks to public addresses, which the
-    courier still resolves and checks. Unset: no proxy; HTTP_PROXY is ignored."""
+    courier still resolves and checks. Unset: no proxy. HTTP_PROXY is always ignored."""
     callback_tls_hosts: str = ""
-    """Receivers' names and addresses, separated by commas, that get callbacks by https only, with
-    the certificates of the next two settings."""
+    """Names and addresses of receivers, separated by commas, to which callbacks go only by https,
+    with POC_CALLBACK_CLIENT_CERT and POC_CALLBACK_TRUSTED_CERTS."""
     callback_client_cert: str = ""
     """PEM file with the courier's certificate and key for POC_CALLBACK_TLS_HOSTS, or two files
     separated by a comma. Changed files are reread."""

@@ -36,23 +36,23 @@ class ChatSettings(Theme):
     """Chat, and its share of the engine."""
 
     chat_policy: Annotated[str, parsed(parse_chat_policy)] = "yield"
-    """Who gets the engine if chat and proofs both need it: yield (chat first), share:0.3 (proofs
-    get at least this fraction of the time), exclusive (chat gets 503 during a round), off (no
-    chat)."""
+    """How chat and proofs share the engine. yield: chat first. share:0.3: proofs use at least 30 %
+    of the time. exclusive: chat gets 503 during a round. off: no chat."""
     max_step_ms: float = Field(50, ge=1)
     """Largest number of milliseconds that a chat request waits for proofs on the GPU."""
     logprob_tokens: Literal["ids", "text"] = "ids"
-    """How chat's logprobs name tokens. ids: decimal ids, which the network's validators read. text:
-    the token's text, as OpenAI does, for requests without the network's fields."""
+    """How chat's logprobs name tokens. ids: by decimal id, which the network's validators read.
+    text: by the token's text, as in OpenAI's API, if the request has none of the network's
+    fields."""
     validation: Literal["auto", "pass", "steps"] = "auto"
     """How chat validations are computed. pass: in one forward pass. steps: token by token. auto: a
-    test at each start decides (docs/chat.md)."""
+    test at each worker's start chooses (docs/chat.md)."""
     chat_host: str = "127.0.0.1"
-    """Address on which a worker serves chat to the API; use 0.0.0.0 in a private network of several
-    hosts."""
+    """Address on which a worker serves chat to the API. If the node has several hosts in a private
+    network, use 0.0.0.0."""
     chat_advertise_host: str | None = None
-    """Name by which the API reaches this worker's chat. Unset: POC_CHAT_HOST, or the host's
-    name."""
+    """Name by which the API reaches this worker's chat. Unset: the value of POC_CHAT_HOST, but the
+    host's name instead of 0.0.0.0."""
 
     @property
     def chat(self) -> ChatPolicy:

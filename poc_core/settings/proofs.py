@@ -16,41 +16,39 @@ class ProofSettings(Theme):
     batch_size_default: int = Field(32, ge=1, le=MAX_BATCH_SIZE)
     """Nonces per batch if a request has no batch_size."""
     max_queued_nonces: int = Field(100_000, ge=1, le=10_000_000)
-    """Largest number of nonces in unfinished jobs; a fifth of this number is the limit of
-    unfinished jobs. Further jobs get 429."""
+    """Largest number of nonces in all unfinished jobs; further jobs get 429 (docs/limits.md)."""
     max_result_bytes: int = Field(128 * 1024 * 1024, ge=1024 * 1024, le=2 * 1024 * 1024 * 1024)
-    """Largest answer of a job in bytes. A job with a larger answer gets 413 before anything is
-    computed. The default allows 1,600,000 artifacts of k_dim 12."""
+    """Largest answer of a job in bytes. The default allows 1,600,000 artifacts of k_dim 12."""
     generate_chunk_timeout_sec: float = Field(60, gt=0)
-    """Seconds that a client with wait=true waits for the next batch before it gets 503. After half
-    of this time of constant chat, rounds and jobs get 5 % of the engine's time."""
+    """Seconds without a finished batch after which a request with wait=true gets 503. After
+    constant chat for half of this time, rounds and jobs get 5 % of the engine's time."""
     generate_result_ttl_sec: int = Field(300, ge=1)
-    """Seconds that a finished job can be fetched; later its request_id is unknown (404)."""
+    """Seconds for which a finished job can be fetched. Later the job's request_id is unknown
+    (404)."""
     honour_p_value_threshold: bool = False
-    """true: a validation uses stat_test.p_value_threshold, as the chain defines it. false: this
-    field is ignored; other nodes ignore it too."""
+    """true: a validation uses stat_test.p_value_threshold, as the chain defines this field.
+    false: the field is ignored, like on other nodes."""
     decode_codebook: str = ""
-    """The network's file of the 16 points of decode proofs (16 x 256 little-endian float32) on each
-    worker's machine. Empty: Proofline's rebuild. Workers refuse other files."""
+    """Path of the network's file with the 16 points of decode proofs (16 x 256 little-endian
+    float32) on each worker's machine. Workers refuse other files. Empty: Proofline's own file."""
     experts: Literal["exact", "fast", "same"] = "exact"
     """How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: with vLLM's kernel.
-    fast: in bfloat16, with other sums and several GB more GPU memory (docs/rates.md). same: like
-    fast, but with vLLM's sums; never yet run on a GPU."""
+    fast: in bfloat16, with sums other than vLLM's and several GB more GPU memory (docs/rates.md).
+    same: like fast, but with vLLM's sums; never yet run on a GPU."""
     rpc_timeout_ms: int = Field(60_000, ge=1)
     """Milliseconds that one call into the engine may take before the engine counts as lost."""
     worker_ttl_s: int = Field(10, ge=2)
-    """A worker without a heartbeat for this many seconds counts as dead, and its leases are free.
-    Five heartbeats are sent in this time. A dead courier's callbacks continue after twice this
-    time."""
+    """A worker without a heartbeat for this many seconds counts as dead, and other workers may
+    lease its nonces."""
     engine_hung_s: float = Field(100, gt=0)
     """If requests wait and the engine makes no step for this many seconds, the worker exits with
     code 70 and is restarted. The network node restarts a hanging node after 120 s."""
     host_name: str | None = None
-    """This host's name in Flower, status and metrics, useful in containers. Unset: the system's
+    """This host's name in Flower, status and metrics; set a name in containers. Unset: the system's
     host name."""
     trusted_models: Annotated[str, parsed(parse_trusted)] = ""
     """Models whose code engines may run, in addition to the network's: ORG/NAME@COMMIT, separated
-    by commas. For other models --trust-remote-code is left out."""
+    by commas. If another model is deployed, --trust-remote-code is ignored."""
 
     @property
     def trusted(self) -> frozenset[str]:

@@ -17,7 +17,7 @@ class RedisSettings(Theme):
     """The address of Redis."""
 
     redis_url: Annotated[str, parsed(RedisUrl.of)] = "redis://127.0.0.1:6379/0"
-    """The Redis of the node: redis://HOST:6379/0, rediss:// for TLS, or
+    """Url of the node's Redis: redis://HOST:6379/0, rediss:// for TLS, or
     redis+sentinel://HOST:26379,HOST:26379/MASTER/0 with Sentinels (docs/redis.md)."""
     redis_password_file: Path | None = None
     """File with Redis' password, if POC_REDIS_URL contains none."""

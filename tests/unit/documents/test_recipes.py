@@ -121,7 +121,7 @@ def test_memory_that_is_left_can_be_computed_again(row: dict[str, str], recipe: 
         if re.match(rf"\| [^|]*\b{kind}\b[^|]*\| \d+ GB \|", line)
     )
     [weights] = [
-        gigabytes(line["Weights, on disk and in VRAM"])
+        gigabytes(line["Weights on disk and in VRAM"])
         for line in table("Models")
         if line["Model"] == row["Model"]
     ]
