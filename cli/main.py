@@ -90,7 +90,7 @@ COMMANDS = {
         "cli.ask.round:app",
         ASKING,
         "Start, watch and stop a round, in which all workers of a model compute nonces until you"
-        " stop it.",
+        " stop the round.",
     ),
     "compute": Command("lab.judge.compute:compute", ALONE),
     "calibrate": Command("lab.judge.calibrate:calibrate", ALONE),

@@ -165,11 +165,12 @@ def power_table(folder: Path) -> Iterator[str]:
     rule = recommend(nearest, RISK, RISK).rule
     risks, at_worst = nearest.risks(rule), nearest.risks(rule, at_worst=True)
     yield (
-        f"Counting mismatches finds int8 with dist_threshold {rule.dist_threshold:g}, p_mismatch"
-        f" {rule.p_mismatch:g}, fraud_threshold {rule.fraud_threshold:g} and {rule.n:,} nonces or"
-        f" more. With these terms {percent(risks.false_alarm)} of the honest machines' validations"
-        f" end with fraud, at worst {percent(at_worst.false_alarm)}. The table shows the share of"
-        f" cheats that each test finds with {percent(RISK)} false alarms:"
+        f"Counting mismatches detects the cheat `int8` with dist_threshold {rule.dist_threshold:g},"
+        f" p_mismatch {rule.p_mismatch:g}, fraud_threshold {rule.fraud_threshold:g} and {rule.n:,}"
+        f" nonces or more. With these four values, {percent(risks.false_alarm)} of the honest"
+        f" machines' validations give the verdict fraud, at worst {percent(at_worst.false_alarm)}."
+        f" The table shows the share of cheats that each test detects with {percent(RISK)} false"
+        f" alarms:"
     )
     yield ""
     hard = ("int8", "fp8")

@@ -105,7 +105,7 @@ def is_on_node(client: Client, model: str) -> bool:
 
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
-    """End the round and all workers. Hosts then wait for `proofline deploy`."""
+    """Stop the round and all workers. Hosts then wait for `proofline deploy`."""
     with connect(url) as client:
         client.undeploy()
     note("Nothing is deployed.")

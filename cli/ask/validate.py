@@ -110,7 +110,7 @@ def validate(
     url: options.Url = options.DEFAULT_URL,
     output: options.Output = None,
 ) -> None:
-    """Let a running API validate the artifacts of a file, and print its verdict as JSON.
+    """Let a running API validate the artifacts of a file, and print the verdict as JSON.
 
     Inputs without an option are taken from the file, in which `proofline generate` noted them under
     "request".

@@ -43,7 +43,8 @@ def demo(
         EngineKind, typer.Option(help="The engine; synthetic returns placeholder vectors.")
     ] = "vllm",
 ) -> None:
-    """Start the stack with a tiny model, compute and validate 256 artifacts, catch a forgery, stop.
+    """Start the stack with a tiny model, compute and validate 256 artifacts, detect a forgery, and
+    stop.
 
     Takes about 40 s on 2 idle cores. Needs no GPU, no network and no running Redis.
     """

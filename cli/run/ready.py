@@ -16,10 +16,10 @@ from poc_core.state.registry import WorkerRegistry
 
 
 def ready(redis_url: options.RedisUrl = None) -> None:
-    """Print how many workers of this host are ready; exit code 1 if none is. For health checks.
+    """Print how many workers of this host are ready; exit with code 1 if none is ready.
 
-    If this host runs a part of another host's engine, it is ready when that engine is ready. The
-    API answers /readyz for all hosts together.
+    For health checks. If this host runs a part of another host's engine, it is ready when that
+    engine is ready. The API answers /readyz for all hosts together.
     """
     use_stored_access(os.environ)
     settings = load_settings()

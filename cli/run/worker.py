@@ -21,7 +21,7 @@ def worker(
     ] = None,
     redis_url: options.RedisUrl = None,
 ) -> None:
-    """Run one worker: load the model, take batches from the model's queue until SIGTERM.
+    """Run one worker: load the model, and compute batches from the model's queue until SIGTERM.
 
     Uses the GPUs that CUDA_VISIBLE_DEVICES names. SIGTERM lets the running batch finish. If the
     engine fails, the process exits, so that a supervisor can restart it; other workers compute its

@@ -85,7 +85,7 @@ def calibrate(
     json_only: options.JsonOnly = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Find the r_target of distance proofs that makes a wanted share of a model's nonces valid.
+    """Find the r_target with which a wanted share of a model's distance proofs is valid.
 
     Computes the distances of all nonces for each block hash in this process, without a queue.
     Prints tables on stdout: each r_target, its valid rate (percent), and how much both differ

@@ -49,7 +49,7 @@ def test_how_far_different_nonces_lie_apart(
 ) -> None:
     others = np.concatenate([other for _, other in measured.values()])
     said = re.search(
-        r"are (\S+) apart on average .* of the (\S+) pairs .* none is closer than (\S+)\.", PROOFS
+        r"are (\S+) apart on average.* of the (\S+) pairs .* none is closer than (\S+)\.", PROOFS
     )
     assert said
     assert round(float(others.mean()), 1) == float(said[1])
