@@ -40,7 +40,7 @@ def flower(
         typer.Option("--control", help="Allow Flower's users to stop workers and revoke tasks."),
     ] = False,
 ) -> None:
-    """Run Flower, which shows queues, tasks and workers in a browser, behind a password.
+    """Run Flower behind a password; Flower shows queues, tasks and workers in a browser.
 
     Makes all workers report task events, which costs half a millisecond of CPU time per task.
     """
