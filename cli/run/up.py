@@ -13,7 +13,7 @@ from cli import options
 from cli.engine_options import takes_engine_options
 from cli.supervise import foreground
 from cli.supervise.stack import Stack, StackError
-from cli.terminal import UsageError, note
+from cli.terminal import note
 from poc_core.settings import Settings
 from workers.engines.options import EngineOptions
 
@@ -26,8 +26,6 @@ _OF_MLNODE = {
     "VLLM_RUNNER_TIMEOUT",
 }
 _BEGINNINGS = ("POC_", "WATCHER_", "MLNODE_", "GONKA_")
-# Files that a Redis of `up`, or a restored backup, has in its folder.
-_OF_REDIS = {"proofline.lock", "redis.conf", "appendonlydir", "dump.rdb"}
 
 
 @takes_engine_options(needs_model=False)
@@ -80,8 +78,6 @@ def up(
     """
     if (ignored := ignored_variables(os.environ)) is not None:
         note(f"up: {ignored}")
-    if data_dir is not None:
-        check_is_free(data_dir)
     first_port, *more_ports = ports or [options.DEFAULT_PORT]
     with foreground.stopped_by_signals("up"), ExitStack() as exits:
         log = exits.enter_context(foreground.logs_of_children(verbose, data_dir))
@@ -108,18 +104,6 @@ def up(
         stack.wait_ready(READY_TIMEOUT_S)
         note(f"up: ready at {stack.base_url} {words_of_ready(stack)}; Ctrl-C stops everything")
         watch(stack)
-
-
-def check_is_free(data_dir: Path) -> None:
-    """Raises UsageError if the folder has only files of other programs, because `up` makes the
-    folder private (mode 0700).
-    """
-    names = {path.name for path in data_dir.iterdir()} if data_dir.is_dir() else set()
-    if names - {"logs", "lost+found"} and not names & _OF_REDIS:
-        raise UsageError(
-            f"--data-dir {data_dir.resolve()} has files of other programs; choose a new or empty"
-            " folder."
-        )
 
 
 def ignored_variables(names: Iterable[str]) -> str | None:
