@@ -105,7 +105,7 @@ class QuickMarlin(QuickApply):
         return call if can else None
 
     def compute(self, call: Call, by_vllm: Compute) -> Any:
-        key = len(call.x), call.shapes
+        key = len(call.x) if self._ways is SAME_WAYS else 0, call.shapes
         way = self._way.of(key, lambda: self._try(call, by_vllm))
         if way is None:
             return by_vllm()
@@ -146,8 +146,12 @@ class QuickMarlin(QuickApply):
             way = found
             assert self._unpacked is not None
             unpacked = self._unpacked
+            if way.division is None:
+                return way
             if milliseconds(lambda: compute(call, unpacked, way)) < milliseconds(own):
                 return way
+        if not any(self._way.found.values()):
+            self._unpacked = None  # nothing uses this memory
         return None
 
 
