@@ -28,7 +28,7 @@ _TOKENIZERS = (
     "vocab.*",
 )
 _SMALL = (*_TOKENIZERS, "*.json", "*.txt", "*.bpe", "*.jinja", "*.py")
-_SHARD = re.compile(r"(.*-)(\d{1,9})(-of-)(\d{1,9})(\.\w+)")
+_SHARD = re.compile(r"(.*-)(\d{1,99})(-of-)(\d{1,99})(\.\w+)")
 # More shards than any model has.
 _MOST_SHARDS = 9999
 # JSON files larger than this, such as a tokenizer's, are not parsed.
