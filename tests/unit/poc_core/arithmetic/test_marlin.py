@@ -87,7 +87,7 @@ def divided(n_tiles: int, n_steps: int, programs: int) -> list[list[range]]:
 
 
 def check_last_tiles(n_blocks: int) -> None:
-    """Sums whose order shows: each step has one product, and neighbours cancel but for a rest."""
+    """Sums that depend on their order: each has products of very different sizes."""
     from unittest import mock
 
     from poc_core.fused import marlin
