@@ -38,11 +38,16 @@ local function is_full(why)
   return string.find(type(why) == 'table' and why.err or tostring(why), 'OOM ', 1, true) ~= nil
 end
 
--- Adds a job to its model's line, the queue of jobs with batches to lease: validations first, then older jobs first.
--- Returns true if the job was missing in the line.
+-- A job stands in the line as if it were created this many seconds later for each of its nonces, and at most MOST_S
+-- later. So small jobs pass a large job that is not much older, and no job waits forever.
+local NONCE_S, MOST_S = 0.1, 600
+
+-- Adds a job to its model's line, the queue of jobs with batches to lease: validations first, then older and smaller
+-- jobs first. Returns true if the job was missing in the line.
 local function join_line(job)
-  local model, kind, created_at = unpack(redis.call('HMGET', job, 'model', 'kind', 'created_at'))
-  local score = tonumber(created_at) - (kind == 'validate' and 1e10 or 0)
+  local model, kind, created_at, n_total = unpack(redis.call('HMGET', job, 'model', 'kind', 'created_at', 'n_total'))
+  local later = math.min(NONCE_S * (tonumber(n_total) or 0), MOST_S)
+  local score = tonumber(created_at) + later - (kind == 'validate' and 1e10 or 0)
   local id = string.sub(job, #'poc:job:' + 1)
   return redis.call('ZADD', 'poc:jobs:line:' .. model, 'NX', string.format('%.6f', score), id) == 1
 end

@@ -1,8 +1,7 @@
 -- Leases the next work of a model to a worker: nonces of the generating round, or, if no round generates, batches of
--- the jobs in the model's line (validations first, then older jobs first). From the line, leases either one batch of
--- any spec, or several batches of one spec, which the worker computes together with a batch that it leased before. A
--- batch during which a worker or an engine was lost is computed alone: if the batch kills another worker, no other
--- batch is affected.
+-- the jobs in the model's line (see join_line). From the line, leases either one batch of any spec, or several batches
+-- of one spec, which the worker computes together with a batch that it leased before. A batch during which a worker or
+-- an engine was lost is computed alone: if the batch kills another worker, no other batch is affected.
 --
 -- KEYS: 1 line          zset of the jobs with batches to lease (join_line)
 --       2 generating    the key of the id of the round that the model's workers compute

@@ -54,6 +54,7 @@ class Job:
     """What is known of a job, apart from Redis."""
 
     new: NewJob
+    at: float  # its place in the line: when it was created, and 0.1 s later for each nonce
     status: JobStatus = JobStatus.QUEUED
     todo: set[int] = field(default_factory=set)
     leases: dict[int, Named] = field(default_factory=dict)
@@ -135,7 +136,8 @@ class JobMachine(RuleBasedStateMachine):
     def create(self, n: int, batch_size: int, first: int, spec: bool, inline: bool) -> None:
         nonces = list(range(first, first + n))
         new = NewJob(MODEL, SPEC if spec else OTHER, REQUEST, nonces, batch_size, inline=inline)
-        self.jobs[self.store.create(new)] = Job(new, todo=set(range(new.n_batches)))
+        at = self.clock.now + 0.1 * n
+        self.jobs[self.store.create(new)] = Job(new, at, todo=set(range(new.n_batches)))
         self.clock.now += 0.001  # so that the order of jobs is known
 
     # What happens to the node.
@@ -378,11 +380,14 @@ class JobMachine(RuleBasedStateMachine):
     def a_round_generates(self) -> bool:
         return bool(self.redis.exists(keys.generating(MODEL)))
 
+    def in_line(self) -> list[tuple[str, Job]]:
+        return sorted(self.jobs.items(), key=lambda named: named[1].at)
+
     def expected_next(self, lease: Named) -> tuple[str, int] | None:
         """The batch that is leased next."""
         if self.a_round_generates:
             return None
-        for job_id, job in self.jobs.items():
+        for job_id, job in self.in_line():
             for index in job.in_line:
                 self.grant(job, index, lease)
                 return job_id, index
@@ -396,7 +401,7 @@ class JobMachine(RuleBasedStateMachine):
     def expected_more(self, first: Lease, lease: Named, room: int) -> list[tuple[str, int]]:
         """The batches that a worker gets beside one."""
         found: list[tuple[str, int]] = []
-        for job_id, job in self.jobs.items():
+        for job_id, job in self.in_line():
             for index in job.in_line if job.new.spec == first.spec and not first.alone else []:
                 n = len(job.new.batch(index))
                 if room <= 0 or n > room or index in job.lost:
