@@ -31,10 +31,10 @@ class ProofSettings(Theme):
     decode_codebook: str = ""
     """Path of the network's file with the 16 points of decode proofs (16 x 256 little-endian
     float32) on each worker's machine. Workers refuse other files. Empty: Proofline's own file."""
-    experts: Literal["exact", "fast", "same"] = "exact"
+    experts: Literal["exact", "fast", "same"] = "same"
     """How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: with vLLM's kernel.
-    fast: in bfloat16, with sums other than vLLM's and several GB more GPU memory (docs/rates.md).
-    same: like fast, but with vLLM's sums; never yet run on a GPU."""
+    same: in bfloat16 with vLLM's bits, if several GB of GPU memory are free. fast: like same, but
+    with other bits (docs/rates.md)."""
     rpc_timeout_ms: int = Field(60_000, ge=1)
     """Milliseconds that one call into the engine may take before the engine counts as lost."""
     worker_ttl_s: int = Field(10, ge=2)

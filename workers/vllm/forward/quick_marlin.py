@@ -1,10 +1,10 @@
 """Computes MXFP4 experts in bfloat16 if there are many rows. Replaces Marlin's kernels only during
-a proof's slice, so chat keeps Marlin. Enabled by POC_EXPERTS.
+a proof's slice, so chat keeps Marlin. POC_EXPERTS=exact disables it.
 
 Marlin unpacks a weight again for each 64 rows. A proof's micro-batch has hundreds of rows per
 expert: unpacking a layer's weights once and multiplying in 16 bits takes half the time. The numbers
-are the same as in Marlin. POC_EXPERTS=fast adds them in another order, POC_EXPERTS=same in
-Marlin's.
+are the same as in Marlin. POC_EXPERTS=same, the default, adds them in Marlin's order;
+POC_EXPERTS=fast adds them in another order.
 """
 
 import os
@@ -37,10 +37,11 @@ class Way(NamedTuple):
     division: tuple[int, int] | None = None
 
 
-# The fastest of nine tiles on an H200; then the ways with Marlin's sums, which no GPU has run yet,
-# with both divisions that Marlin may choose for many rows.
+# The fastest of nine tiles on an H200; then the ways with Marlin's sums, with both divisions that
+# Marlin may choose for many rows. First the division that an H200 uses: a call that Marlin does not
+# divide has the same bits with either.
 _FAST = Way((128, 256, 64, 8, 8, 3))
-SAME_WAYS = tuple(Way((128, 128, 32, 8, 8, 4, 2), one) for one in ((256, 1), (128, 2)))
+SAME_WAYS = tuple(Way((128, 128, 32, 8, 8, 4, 2), one) for one in ((128, 2), (256, 1)))
 
 
 class Call(NamedTuple):
@@ -72,7 +73,7 @@ class QuickMarlin(QuickApply):
     """
 
     def __init__(self) -> None:
-        self._ways = {FAST: (_FAST,), SAME: SAME_WAYS}.get(os.environ.get(SETTING, ""), ())
+        self._ways = {FAST: (_FAST,), SAME: SAME_WAYS}.get(os.environ.get(SETTING, SAME), ())
         super().__init__(custom_ops.marlin_experts() if self._ways else None)
         self._way = Trial[Way | None]()  # by tokens and Call.shapes
         self._unpacked: Tensor | None = None  # memory of one product's weights

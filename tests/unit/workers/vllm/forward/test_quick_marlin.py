@@ -144,16 +144,19 @@ def test_what_the_kernels_do_not_compute_is_left_to_marlin(
     assert experts.by == ["own"] * 3
 
 
+@pytest.mark.parametrize("said", ["same", None])
 def test_the_same_sums_are_those_whose_bits_are_marlins(
-    experts: Marlin, monkeypatch: pytest.MonkeyPatch
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch, said: str | None
 ) -> None:
     from workers.vllm.forward import quick_marlin
 
-    monkeypatch.setenv("POC_EXPERTS", "same")
+    monkeypatch.delenv("POC_EXPERTS")
+    if said:
+        monkeypatch.setenv("POC_EXPERTS", said)
     monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, 2.004, 2.0))
     call(experts, quick_marlin.QuickMarlin())
     assert experts.by == ["own", "ours", "ours", "ours", "ours", "own"]
-    assert experts.ways == [(256, 1), (128, 2), (128, 2), (128, 2)]
+    assert experts.ways == [(128, 2), (256, 1), (256, 1), (256, 1)]
 
 
 @pytest.mark.parametrize(
@@ -178,15 +181,10 @@ def test_other_bits_and_slower_ones_are_left_to_marlin(
     assert words in caplog.text
 
 
-@pytest.mark.parametrize("said", ["exact", None])
-def test_exact_experts_are_marlins(
-    experts: Marlin, monkeypatch: pytest.MonkeyPatch, said: str | None
-) -> None:
+def test_exact_experts_are_marlins(experts: Marlin, monkeypatch: pytest.MonkeyPatch) -> None:
     from workers.vllm.forward.quick_marlin import QuickMarlin
 
-    monkeypatch.delenv("POC_EXPERTS")
-    if said:
-        monkeypatch.setenv("POC_EXPERTS", said)
+    monkeypatch.setenv("POC_EXPERTS", "exact")
     call(experts, QuickMarlin())
     assert experts.by == ["own"] * 3
 
