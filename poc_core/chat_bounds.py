@@ -296,7 +296,9 @@ def _answers(
 
 
 def _widths(path: str, asked: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the requested logprobs per token of an answer, and per token of a prompt."""
+    """Returns two numbers that a request asks for: logprobs for each token of the answer, and for
+    each token of the prompt.
+    """
     by_id = asked.get("logprob_token_ids")
     of_answers = max(_number(asked, "top_logprobs"), len(by_id) if isinstance(by_id, list) else 0)
     is_echo = False

@@ -69,7 +69,9 @@ class PassOrder(NamedTuple):
         return len(self.members(step)) * len(self.positions(step))
 
     def is_step(self, step: int) -> bool:
-        """Returns True if pass number `step` computes only one position, but of all nonces."""
+        """Returns True if forward pass `step` is a decode step, which computes one position of each
+        nonce.
+        """
         return step >= self.n_parts
 
     def is_last(self, step: int) -> bool:

@@ -129,7 +129,9 @@ class Watchdog:
         longest_look_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`longest_look_s`: maximum seconds without progress that one check adds to the total."""
+        """`longest_look_s`: one check adds at most this many seconds to the time without
+        progress.
+        """
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
         self._clock = clock

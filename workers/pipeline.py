@@ -219,7 +219,9 @@ class Pipeline:
         )
 
     def _forget_going(self) -> list[base.MicroBatch]:
-        """Removes and returns the micro-batches in progress. The next tick also drops them."""
+        """Removes and returns the micro-batches in progress. The next tick tells the engine to drop
+        them.
+        """
         going = [*self._going.values()]
         self._drop = [one.id for one in going]
         self._going.clear()

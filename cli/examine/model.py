@@ -38,7 +38,9 @@ _NEED_TORCHVISION = ("qwen3_5", "qwen3_5_moe", "kimi_k25")
 
 @dataclass(frozen=True)
 class Model:
-    """A model to check. `folder`: contains its files; None if they are not on this machine."""
+    """A model to check. `folder`: the folder with the model's files; None if this machine does not
+    have them.
+    """
 
     name: str
     folder: Path | None
@@ -54,7 +56,9 @@ class Model:
 
 
 def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
-    """Returns the model of --model (None if the name is invalid), and findings about its files."""
+    """Returns the model that the option --model names, and findings about the model's files. The
+    model is None if the name is invalid.
+    """
     try:
         path, _ = choose_model(name, None)
     except ModelChoiceError as error:
@@ -120,7 +124,9 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
 def room(
     model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
 ) -> Iterator[Finding]:
-    """Checks whether the model fits into the memory of one worker's GPUs, or of this machine."""
+    """Returns a finding: whether the memory of one worker's GPUs holds the model. Without a GPU,
+    checks this machine's memory.
+    """
     weights = weights_bytes(model.folder, dtype) if model.folder else 0
     if not weights:
         return
@@ -149,7 +155,9 @@ def room(
 
 
 def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
-    """Yields findings about the model family: whether proofs reflect layers, known problems."""
+    """Yields findings about the model's family: whether proofs reflect its layers, and its known
+    problems.
+    """
     config = model.config
     if not config:
         return

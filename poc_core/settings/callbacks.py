@@ -73,7 +73,7 @@ class CallbackSettings(Theme):
     """HTTP proxy (http://user:password@host:port) for callbacks to public addresses, which the
     courier still resolves and checks. Unset: no proxy. HTTP_PROXY is always ignored."""
     callback_tls_hosts: str = ""
-    """Names and addresses of receivers, separated by commas, to which callbacks go only by https,
+    """Names and addresses of receivers, separated by commas, that get callbacks by https alone,
     with POC_CALLBACK_CLIENT_CERT and POC_CALLBACK_TRUSTED_CERTS."""
     callback_client_cert: str = ""
     """PEM file with the courier's certificate and key for POC_CALLBACK_TLS_HOSTS, or two files

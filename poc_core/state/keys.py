@@ -57,7 +57,7 @@ def outbox(outbox_id: str) -> str:
 
 
 def receiver(name: str) -> str:
-    """Returns the key of the hash of a receiver (host:port) that does not answer."""
+    """Returns the key of the hash with a receiver's (host:port) failed deliveries."""
     return f"poc:receiver:{name}"
 
 

@@ -125,7 +125,9 @@ class WorkStore(Store):
         return self._leased(model, scores, "", 1, round, places, done)
 
     def lease_more(self, beside: records.Lease, room: int) -> list[records.Lease]:
-        """Leases up to `room` nonces of batches that can be computed with the lease `beside`."""
+        """Leases more batches, up to `room` nonces, that can be computed in one micro-batch with
+        the batch of the lease `beside`.
+        """
         if beside.alone or room <= 0:
             return []
         scores = _VALIDATIONS if beside.urgent else _OTHERS

@@ -55,7 +55,7 @@ class ChainLimits(BaseModel, frozen=True):
         return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
 
     def with_room(self, n_tokens: int, spec: records.ProofSpec) -> Self:
-        """Returns a copy of the limits for a memory that holds `n_tokens` positions of decode
+        """Returns a copy of the limits for a KV cache with room for `n_tokens` positions of decode
         steps. The copy refuses decode proofs if the memory is too small for one nonce of the spec.
         """
         room = self.model_copy(update={"kept_tokens": n_tokens})

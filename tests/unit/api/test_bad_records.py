@@ -60,7 +60,7 @@ def good(client: TestClient, serve: Callable[..., Any], rounds: RoundStore) -> d
 
 
 @pytest.mark.promise(
-    "a compromised host", "cannot stop a process with unreadable records or messages"
+    "a compromised host", "cannot stop a process by writing unreadable records"
 )
 @pytest.mark.parametrize("bad", BAD_RECORDS.values(), ids=BAD_RECORDS)
 def test_a_workers_record_that_cannot_be_read_hides_no_other(
@@ -79,7 +79,7 @@ def test_a_workers_record_that_cannot_be_read_hides_no_other(
 
 
 @pytest.mark.promise(
-    "a compromised host", "cannot stop a process with unreadable records or messages"
+    "a compromised host", "cannot stop a process by writing unreadable records"
 )
 def test_what_is_no_record_at_all_hides_no_worker(
     client: TestClient,

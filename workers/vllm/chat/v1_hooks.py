@@ -15,7 +15,7 @@ from workers.vllm.release import answers
 
 
 class V1Hooks:
-    """Hooks for known tokens and logprobs_mode in one V1 model runner."""
+    """Changes one V1 model runner of vLLM, so that it supports known tokens and logprobs_mode."""
 
     def __init__(self, runner: Any) -> None:
         """Raises AttributeError if the runner of this vLLM release lacks a method to replace."""

@@ -236,7 +236,7 @@ def test_other_transports_are_kombus_own() -> None:
 
 
 @pytest.mark.promise(
-    "a compromised host", "cannot stop a process with unreadable records or messages"
+    "a compromised host", "cannot stop a process by writing unreadable records"
 )
 @pytest.mark.parametrize(
     "odd",
