@@ -124,8 +124,8 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
 def room(
     model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
 ) -> Iterator[Finding]:
-    """Returns a finding: whether the memory of one worker's GPUs holds the model. Without a GPU,
-    checks this machine's memory.
+    """Yields a finding: whether the model fits into the memory of one worker's GPUs, or into this
+    machine's memory if the worker uses no GPU. Yields nothing if the model's size is unknown.
     """
     weights = weights_bytes(model.folder, dtype) if model.folder else 0
     if not weights:

@@ -59,7 +59,9 @@ def good(client: TestClient, serve: Callable[..., Any], rounds: RoundStore) -> d
     return found
 
 
-@pytest.mark.promise("a compromised host", "cannot stop a process by writing unreadable records")
+@pytest.mark.promise(
+    "a compromised host", "cannot stop a process by writing unreadable records or messages"
+)
 @pytest.mark.parametrize("bad", BAD_RECORDS.values(), ids=BAD_RECORDS)
 def test_a_workers_record_that_cannot_be_read_hides_no_other(
     client: TestClient,
@@ -76,7 +78,9 @@ def test_a_workers_record_that_cannot_be_read_hides_no_other(
     assert answers(client) == good
 
 
-@pytest.mark.promise("a compromised host", "cannot stop a process by writing unreadable records")
+@pytest.mark.promise(
+    "a compromised host", "cannot stop a process by writing unreadable records or messages"
+)
 def test_what_is_no_record_at_all_hides_no_worker(
     client: TestClient,
     serve: Callable[..., Any],

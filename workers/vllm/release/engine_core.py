@@ -108,8 +108,8 @@ def leave_memory(engine_args: Any, gb: float) -> None:
 @contextmanager
 def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
     """An engine core that starts inside the context runs a single rank in its own process, as on a
-    GPU. On CPUs, vLLM would start another process for the rank. Saves a
-    third of the start's CPU time and memory.
+    GPU. On CPUs, vLLM would start another process for the rank.
+    Saves a third of the start's CPU time and memory.
     """
     parallel = config.parallel_config
     lone = parallel.world_size == parallel.data_parallel_size == 1

@@ -92,8 +92,8 @@ def state_table_width(group: Any, seq_len: int) -> int:
 
 def checkpoints(group: Any, first: int) -> int:
     """Returns how many columns of a state cache's block table hold checkpoints after a prefill of
-    `first` tokens. In newer releases, the second-last column gets the state at a
-    point within the prefill.
+    `first` tokens. In newer releases, the second-last column gets the state at
+    a point within the prefill.
     """
     spec = group.kv_cache_spec
     if not getattr(spec, "num_prefill_checkpoint_blocks", 0):

@@ -235,7 +235,9 @@ def test_other_transports_are_kombus_own() -> None:
         assert type(connection.default_channel).__module__ == "kombu.transport.memory"
 
 
-@pytest.mark.promise("a compromised host", "cannot stop a process by writing unreadable records")
+@pytest.mark.promise(
+    "a compromised host", "cannot stop a process by writing unreadable records or messages"
+)
 @pytest.mark.parametrize(
     "odd",
     [
