@@ -19,7 +19,8 @@ _KINDS = {
     503: ("service_unavailable", "overloaded_error"),
 }
 _USUAL = ("invalid_request_error", "invalid_request_error")
-_ANTHROPIC_KINDS = {_USUAL[1], *(kind for _, kind in _KINDS.values())}
+# a tuple, because a worker's type may be a list or object, which no set can look up
+_ANTHROPIC_KINDS = (_USUAL[1], *(kind for _, kind in _KINDS.values()))
 
 
 def error_body(
@@ -41,7 +42,7 @@ def shaped(path: str, status: int, body: Any) -> Any:
     error = body.get("error") if isinstance(body, dict) else None
     if not (isinstance(error, dict) and isinstance(error.get("message"), str)):
         detail = error or (body.get("detail") if isinstance(body, dict) else None)
-        message, param = _sentence(detail if detail is not None else body)
+        message, param = _sentence(detail or body)
         body = error_body(status, message, param=param)
         error = body["error"]
     if not path.startswith(_ANTHROPIC):
@@ -67,7 +68,8 @@ def _sentence(detail: Any) -> tuple[str, str | None]:
         if not isinstance(one, dict):
             texts.append(str(one))
             continue
-        field = ".".join(map(str, one.get("loc", ())[1:]))
+        loc = one.get("loc")
+        field = ".".join(map(str, loc[1:])) if isinstance(loc, list | tuple) else ""
         text = str(one.get("msg") or one.get("message") or one)
         texts.append(f"{field}: {text}" if field else text)
         fields.append(field)

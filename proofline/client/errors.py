@@ -54,5 +54,7 @@ def describe_detail(detail: Any) -> str:
 def _problem(item: Any) -> str:
     if not isinstance(item, dict) or "msg" not in item:
         return json.dumps(item)
-    place = ".".join(str(part) for part in item.get("loc", []) if part != "body")
+    loc = item.get("loc")
+    parts = loc if isinstance(loc, list | tuple) else ()
+    place = ".".join(str(part) for part in parts if part != "body")
     return f"{place}: {item['msg']}" if place else str(item["msg"])

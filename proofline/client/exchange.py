@@ -58,10 +58,11 @@ def read(call: Call[T], base: str, answer: httpx.Response) -> T:
     """Converts a successful answer to the call's type. Raises ApiError for any other answer."""
     try:
         document = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if answer.status_code >= 400:
-        detail = document.get("detail") if isinstance(document, dict) else answer.text[:500]
+        detail = document.get("detail") if isinstance(document, dict) else None
+        detail = detail or answer.text[:500] or None
         text = f"{describe_detail(detail)} (HTTP {answer.status_code})"
         raise ApiError(text, answer.status_code, retry_after_s(answer.headers.get("Retry-After")))
     try:

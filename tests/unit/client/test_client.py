@@ -343,6 +343,13 @@ class TestWaiting:
             ok(status_answer([]) | {"state": "DANCING"}),
             r"\(state: .*\); is it of another version\?",
         ),
+        (httpx.Response(200, text="[" * 100_000), "something that is not Proofline's"),
+        *(
+            (httpx.Response(400, json={"detail": [{"loc": loc, "msg": "no"}]}), "^no .HTTP 400")
+            for loc in (None, True, 7, {})
+        ),
+        (httpx.Response(400, json={"error": "why"}), '{"error": ?"why"}'),
+        (httpx.Response(400), "The API gives no reason .HTTP 400"),
     ],
 )
 def test_an_answer_that_cannot_be_read_is_an_error(

@@ -1,5 +1,6 @@
 """Errors on the paths of a model's clients, by whoever refuses, have these clients' form."""
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from api.app import create_app
 from api.edge.error_shapes import ErrorShapes
 from api.edge.keys import KeyFile, Role
 from api.services import Services
+from poc_core.serving.openai_errors import error_event
 from poc_core.settings import Settings
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -171,3 +173,25 @@ async def test_what_workers_refuse_is_anthropics_below_messages(
     sent = await answer_of(MESSAGES, *parts(400, body))
     wanted = b'{"type": "error", "error": {"type": "invalid_request_error", "message": "%s"}}'
     assert sent[1]["body"] == wanted % message
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("odd", [None, True, 7, "x", [], ["x"], {}, {"x": 1}])
+async def test_fields_of_any_type_are_answered(path: str, odd: Any) -> None:
+    entry = {"loc": odd, "msg": "no"}
+    bodies: list[dict[str, Any]] = [
+        {"type": "error", "error": {"type": odd, "message": "no", "param": odd, "code": odd}},
+        {"type": odd, "error": {"message": "no"}},
+        {"detail": [entry]},
+        {"error": [entry]},
+        {"error": entry},
+        {"detail": [entry | {"msg": odd, "message": "no"}]},
+        {"detail": odd, "why": "no"},
+        {"error": {"message": odd, "why": "no"}},
+    ]
+    for body in bodies:
+        sent = await answer_of(path, *parts(400, json.dumps(body).encode()))
+        error = json.loads(sent[1]["body"])["error"]
+        assert isinstance(error["message"], str)
+        assert error["message"], body
+        error_event(json.loads(sent[1]["body"]))
