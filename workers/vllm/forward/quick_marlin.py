@@ -108,9 +108,8 @@ class QuickMarlin(QuickApply):
     def compute(self, call: Call, by_vllm: Compute) -> Any:
         key = len(call.x) if self._ways is SAME_WAYS else 0, call.shapes
         way = self._way.of(key, lambda: self._try(call, by_vllm))
-        if way is None:
+        if way is None or self._unpacked is None:
             return by_vllm()
-        assert self._unpacked is not None
         return compute(call, self._unpacked, way)
 
     def _try(self, call: Call, own: Compute) -> Way | None:
@@ -122,14 +121,16 @@ class QuickMarlin(QuickApply):
         def why_not() -> str:
             nonlocal found
             largest = max(n * columns * depth for n, columns, depth in call.shapes)
-            if self._unpacked is None or self._unpacked.numel() < largest:
-                self._unpacked = None
-                free = torch.cuda.mem_get_info()[0] + _spare_of_allocator()
+            held = 0 if self._unpacked is None else self._unpacked.numel()
+            if held < largest:
+                # Other shapes use the held memory: it is given up only for a larger one.
+                free = torch.cuda.mem_get_info()[0] + _spare_of_allocator() + 2 * held
                 if free < 2 * largest + _SPARE:
                     return (
                         f"take {2 * largest / 2**30:.1f} GiB of the GPU and {free / 2**30:.1f} GiB"
                         " are free; a smaller --gpu-memory-utilization makes room"
                     )
+                self._unpacked = None
                 self._unpacked = call.x.new_empty(largest)
             unpacked, words = self._unpacked, ""
             own()

@@ -125,6 +125,34 @@ def test_a_gpu_without_room_keeps_marlin(
     assert "a smaller --gpu-memory-utilization" in caplog.text
 
 
+@pytest.mark.parametrize(("free", "last"), [(2**29, "ours"), (2**34, "own")])
+def test_shapes_outlive_a_larger_one_that_finds_no_memory(
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch, free: int, last: str
+) -> None:
+    from workers.vllm.forward import quick_marlin
+
+    quick = quick_marlin.QuickMarlin()
+    call(experts, quick)
+    small = experts.w1_scale, experts.w2_scale
+    experts.w1_scale, experts.w2_scale = (torch.cat([one] * 2) for one in small)
+    larger = {
+        "w1": torch.zeros(2 * EXPERTS, COLUMNS // 16, 4 * MIDDLE, dtype=torch.int32),
+        "w2": torch.zeros(2 * EXPERTS, MIDDLE // 16, 2 * COLUMNS, dtype=torch.int32),
+    }
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 2**34))
+    with monkeypatch.context() as patch:  # the memory is free, but not in one piece
+        patch.setattr(Tensor, "new_empty", refused)
+        call(experts, quick, n=1, **larger)
+    assert experts.by[-2:] == ["own", "own"]
+    experts.w1_scale, experts.w2_scale = small
+    call(experts, quick, n=1)
+    assert experts.by[-2] == last
+
+
+def refused(*args: Any) -> Tensor:
+    raise torch.OutOfMemoryError("no piece of this size")
+
+
 @pytest.mark.parametrize(
     "other",
     [
