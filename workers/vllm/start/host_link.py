@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from poc_core.errors import ProoflineError
+from poc_core.settings import load_settings
 from workers.engines import stages
 from workers.engines.options import EngineOptions, HostSpan
 
@@ -253,7 +254,9 @@ def plan_of(options: EngineOptions) -> Message:
         "hosts": options.span.n_hosts,
         "vLLM": _vllm_version(),
         # Ranks that divide the routing of rows, or record a step, wait for each other.
-        **{name: os.environ.get(name) for name in (fused.SWITCH, recording.SWITCH, "POC_EXPERTS")},
+        fused.SWITCH: os.environ.get(fused.SWITCH) or "on",
+        recording.SWITCH: os.environ.get(recording.SWITCH) or None,
+        "POC_EXPERTS": load_settings().experts,
     }
 
 

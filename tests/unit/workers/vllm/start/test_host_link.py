@@ -248,15 +248,31 @@ def test_where_the_model_lies_is_each_hosts_own_matter(group: Any) -> None:
     assert host_link.differences(ours, theirs) is None
 
 
-@pytest.mark.parametrize("switch", ["PROOFLINE_FUSED", "PROOFLINE_GRAPHS"])
+@pytest.mark.parametrize(
+    ("switch", "usual", "same", "other"),
+    [
+        ("PROOFLINE_FUSED", "on", "on", "off"),
+        ("PROOFLINE_GRAPHS", None, "", "off"),
+        ("POC_EXPERTS", "same", "same", "fast"),
+    ],
+)
 def test_hosts_agree_on_what_their_ranks_do_together(
-    switch: str, group: Any, monkeypatch: pytest.MonkeyPatch
+    switch: str,
+    usual: str | None,
+    same: str,
+    other: str,
+    group: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ranks that share the router, or record a step, wait for each other."""
+    monkeypatch.delenv(switch, raising=False)
     ours = host_link.plan_of(group().options(0, model="m"))
-    monkeypatch.setenv(switch, "off")
+    monkeypatch.setenv(switch, same)
+    assert host_link.plan_of(group().options(0, model="m")) == ours
+    monkeypatch.setenv(switch, other)
     theirs = host_link.plan_of(group().options(1, model="m"))
-    assert host_link.differences(ours, theirs) == f"{switch} is None on the head and 'off' here"
+    said = f"{switch} is {usual!r} on the head and {other!r} here"
+    assert host_link.differences(ours, theirs) == said
 
 
 def test_a_head_that_cannot_listen_says_what_head_is(group: Any) -> None:
