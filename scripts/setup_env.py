@@ -220,8 +220,9 @@ def _pip(*arguments: str) -> None:
     if status != 0:
         end = "".join(f"\n  {line}" for line in said[-SHOWN_LINES:])
         raise SetupError(
-            f"pip {arguments[0]} failed with status {status}: see the end of {LOG}, then run it"
-            f" again.{end}"
+            f"pip {arguments[0]} failed with status {status}. Check the network, the index"
+            " (PIP_INDEX_URL), the Python version (3.11 to 3.14) and free disk space, then run it"
+            f" again. The end of {LOG}:{end}"
         )
 
 

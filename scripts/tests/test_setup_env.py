@@ -175,5 +175,7 @@ def test_an_index_out_of_reach_frightens_nobody_where_pip_succeeds(
 
 def test_where_pip_fails_its_last_words_are_shown(pip: Callable[[str], None]) -> None:
     pip("print('looking'); print('ERROR: No matching distribution found'); raise SystemExit(1)")
-    with pytest.raises(setup_env.SetupError, match=r"(?s)status 1.*\n  ERROR: No matching"):
+    with pytest.raises(
+        setup_env.SetupError, match=r"(?s)status 1.*PIP_INDEX_URL.*\n  ERROR: No matching"
+    ):
         setup_env._pip("install", "torch")
