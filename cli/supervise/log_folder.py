@@ -4,6 +4,8 @@ import contextlib
 import fcntl
 import os
 import threading
+from functools import partial
+from io import TextIOWrapper
 from itertools import count
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -13,15 +15,21 @@ MOST_BYTES = 10_000_000
 _LOCK = "in-use"
 
 
+def make_folder(path: Path) -> None:
+    """Creates a folder that only its owner can read. An existing folder keeps its mode."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 class LogFolder:
     """A folder for one command's logs. The previous log of NAME.log is NAME.log.1. Thread-safe."""
 
     def __init__(self, parent: Path | None = None) -> None:
         """Creates the folder in `parent` (None: the user's state folder). Raises OSError."""
         parent = parent or _state_home()
+        make_folder(parent)
         for number in count(1):
             self.path = parent / ("logs" if number == 1 else f"logs-{number}")
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.path)
             # Held until this process ends.
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -62,6 +70,11 @@ class LogFolder:
 class _LogFile(RotatingFileHandler):
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
+
+    def _open(self) -> TextIOWrapper:
+        # Others could read a new file of plain `open`.
+        private = partial(os.open, mode=0o600)
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private)
 
     def write(self, line: str) -> None:
         """Appends a line unless the file is closed. Raises OSError if writing fails."""

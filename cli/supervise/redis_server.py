@@ -9,14 +9,17 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import redis
 
+from cli.supervise.log_folder import make_folder
 from poc_core.errors import ProoflineError
 from poc_core.redis_at import connections
 from poc_core.redis_at.url import RedisUrl
@@ -100,8 +103,15 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise RedisServerError(f"No port of {host} is free.")
 
 
-def make_private(data_dir: Path) -> None:
-    data_dir.chmod(0o700)
+def protect(data_dir: Path) -> None:
+    """Creates the folder of Redis' data, or protects Redis' files in an existing folder. The folder
+    keeps its mode, because others may use it too. If others may write to it, it gets the sticky
+    bit: otherwise they could replace Redis' files.
+    """
+    make_folder(data_dir)
+    mode = stat.S_IMODE(data_dir.stat().st_mode)
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        data_dir.chmod(mode | stat.S_ISVTX)
     for path in (
         *data_dir.glob("appendonly*"),
         *data_dir.glob("appendonlydir/*"),
@@ -131,27 +141,25 @@ class LocalRedis:
             raise RedisServerError(
                 f"Redis cannot work in {directory!r}; choose a --data-dir with a plain name."
             )
+        config = CONFIG.format(port=self.port, password=self.password, directory=directory)
         try:
-            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            make_private(self.data_dir)
+            protect(self.data_dir)
             self.lock_fd = os.open(self.data_dir / "proofline.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise RedisServerError(
-                f"Cannot write to {self.data_dir} ({error.strerror}); choose another --data-dir."
-            ) from error
-        try:
             fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            # An old file would keep its mode, and may be a link.
+            self.config_file.unlink(missing_ok=True)
+            with open(self.config_file, "x", opener=partial(os.open, mode=0o600)) as file:
+                file.write(config)
+        except BlockingIOError as error:
             os.close(self.lock_fd)
             raise RedisServerError(
                 f"Another `proofline up` uses {self.data_dir}; stop it or choose another"
                 " --data-dir."
             ) from error
-        config = CONFIG.format(port=self.port, password=self.password, directory=directory)
-        with os.fdopen(
-            os.open(self.config_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
-        ) as file:
-            file.write(config)
+        except OSError as error:
+            raise RedisServerError(
+                f"Cannot write to {self.data_dir} ({error.strerror}); choose another --data-dir."
+            ) from error
 
     @property
     def config_file(self) -> Path:

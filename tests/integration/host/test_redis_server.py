@@ -106,10 +106,14 @@ def test_only_its_owner_can_read_the_password(own: LocalRedis) -> None:
     assert own.password not in " ".join(own.command)
 
 
-def test_only_its_owner_sees_what_redis_wrote(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(0o755, 0o755), (0o775, 0o1775)])
+def test_only_its_owner_sees_what_redis_wrote_in_a_shared_folder(
+    tmp_path: Path, before: int, after: int
+) -> None:
     old = tmp_path / "appendonly.aof"  # of an earlier release
-    tmp_path.chmod(0o755)
-    old.touch(0o644)
+    tmp_path.chmod(before)
+    for path in (old, tmp_path / "redis.conf"):
+        path.touch(0o644)
     own = LocalRedis(tmp_path)
     child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
     child.start()
@@ -120,10 +124,14 @@ def test_only_its_owner_sees_what_redis_wrote(tmp_path: Path) -> None:
     finally:
         child.stop()
         own.release()
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert old.name in {path.name for path in files}  # which Redis 7 moves
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == after
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert old.name in {path.name for path in found}  # which Redis 7 moves
+    assert found == {path: 0o700 if path.is_dir() else 0o600 for path in found}
+
+
+def test_a_new_folder_is_its_owners(own: LocalRedis) -> None:
+    assert stat.S_IMODE(own.data_dir.stat().st_mode) == 0o700
 
 
 def test_a_directory_in_use_is_refused(own: LocalRedis) -> None:
@@ -142,8 +150,10 @@ def test_a_directory_is_free_again_after_its_release(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RedisServerError, match=r"Cannot write to .* choose another --data-dir"):
-        LocalRedis(tmp_path / "file" / "data")
+    (tmp_path / "redis.conf").mkdir()
+    for folder in (tmp_path / "file" / "data", tmp_path):
+        with pytest.raises(RedisServerError, match=r"Cannot write to .* choose another --data-dir"):
+            LocalRedis(folder)
 
 
 def test_what_is_written_survives_a_crash_of_our_redis(own: LocalRedis) -> None:

@@ -1,5 +1,6 @@
 """Files for the logs of processes."""
 
+import stat
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_a_file_does_not_grow_beyond_its_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_folder, "MOST_BYTES", 1000)
-    folder = LogFolder(tmp_path)
+    folder = LogFolder(tmp_path / "data")
     for number in range(500):
         folder.write("host1/cpu0", f"line {number}")
     folder.close()
@@ -48,6 +49,8 @@ def test_a_file_does_not_grow_beyond_its_bound(
     assert len(files) == 2
     assert all(file.stat().st_size <= 1100 for file in files)
     assert files[0].read_text().endswith("line 499\n")
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
 
 
 def test_a_line_after_the_end_is_dropped(tmp_path: Path) -> None:
