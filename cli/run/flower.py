@@ -15,7 +15,7 @@ from cli.supervise.ports import reserve_port
 from cli.terminal import UsageError, note
 from poc_core.settings import load_settings
 from poc_core.state import scripts
-from poc_core.state.client import connect
+from poc_core.state.client import connect, refuse_wrong
 
 AUTH = "FLOWER_BASIC_AUTH"  # Flower's variable: USER:PASSWORD, several separated by commas
 USER = "proofline"
@@ -44,6 +44,8 @@ def flower(
 
     Makes all workers report task events, which costs half a millisecond of CPU time per task.
     """
+    settings = load_settings()
+    refuse_wrong(settings)
     reserve_port(host, port)
     # In the environment, because all users of the machine can read command lines.
     os.environ[AUTH] = credentials(password_file)
@@ -56,7 +58,7 @@ def flower(
     ]
     celery = ["-P", "-m", "workers.queue.monitor", "-A", "workers.queue.app", "flower", *flags]
     with contextlib.suppress(RedisError):  # a starting API loads the scripts that Flower needs
-        scripts.wait_until_loaded(connect(load_settings()), SCRIPTS_WAIT_S)
+        scripts.wait_until_loaded(connect(settings), SCRIPTS_WAIT_S)
     os.execv(sys.executable, [sys.executable, *celery])
 
 

@@ -74,7 +74,7 @@ class _LogFile(RotatingFileHandler):
     def _open(self) -> TextIOWrapper:
         # Others could read a new file of plain `open`.
         private = partial(os.open, mode=0o600)
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private)
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=private)
 
     def write(self, line: str) -> None:
         """Appends a line unless the file is closed. Raises OSError if writing fails."""

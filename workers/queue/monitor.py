@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from celery.__main__ import main
+from celery.events import EventReceiver
+from flower import events
 from flower.api import BaseApiHandler
 from flower.urls import handlers, settings
 from flower.utils import broker
 from flower.views import BaseHandler
 from flower.views.monitor import Healthcheck
+from kombu import Connection
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
@@ -38,6 +41,22 @@ class AllSentinels(broker.RedisSentinel):
         )
         client: Redis = found.master_for(self.master_name)
         return client
+
+
+class SteadyReceiver(EventReceiver):
+    """Flower's receiver of events. Retries at least every 10 s while Redis is unavailable. Flower
+    itself doubles the time between two attempts without a limit.
+    """
+
+    def __init__(self, connection: Connection, **named: Any) -> None:
+        connection.ensure_connection(_report, interval_max=10)
+        super().__init__(connection, **named)
+
+
+def _report(error: Exception, interval_s: float) -> None:
+    events.logger.warning(
+        "Redis does not answer (%s), trying again in %d seconds", error, interval_s
+    )
 
 
 class LockedFiles(BaseHandler, StaticFileHandler):
@@ -73,6 +92,7 @@ def _locked(handler: Any) -> Any:
 
 if __name__ == "__main__":
     broker.RedisSentinel = AllSentinels
+    events.EventReceiver = SteadyReceiver
     lock()
     sys.argv[0] = "celery"
     main()

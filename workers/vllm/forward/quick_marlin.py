@@ -121,18 +121,18 @@ class QuickMarlin(QuickApply):
         def why_not() -> str:
             nonlocal found
             largest = max(n * columns * depth for n, columns, depth in call.shapes)
-            held = 0 if self._unpacked is None else self._unpacked.numel()
-            if held < largest:
-                # Other shapes use the held memory: it is given up only for a larger one.
-                free = torch.cuda.mem_get_info()[0] + _spare_of_allocator() + 2 * held
+            unpacked, words = self._unpacked, ""
+            if unpacked is None or unpacked.numel() < largest:
+                # Other shapes use this memory: it is freed only if a larger one fits.
+                free = torch.cuda.mem_get_info()[0] + _spare_of_allocator()
+                free += 0 if unpacked is None else 2 * unpacked.numel()
                 if free < 2 * largest + _SPARE:
                     return (
                         f"take {2 * largest / 2**30:.1f} GiB of the GPU and {free / 2**30:.1f} GiB"
                         " are free; a smaller --gpu-memory-utilization makes room"
                     )
-                self._unpacked = None
-                self._unpacked = call.x.new_empty(largest)
-            unpacked, words = self._unpacked, ""
+                unpacked = self._unpacked = None
+                unpacked = self._unpacked = call.x.new_empty(largest)
             own()
             expected = call.out.clone()
             for way in self._ways:

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from cli.main import app
 from cli.run.flower import credentials
 from cli.terminal import UsageError
+from poc_core.errors import ProoflineError
+from poc_core.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +60,13 @@ def test_flower_is_started_without_the_password_on_its_command_line(
     assert command[:1] == [sys.executable]
     assert {"--address=127.0.0.1", "--port=5566", f"--read_only={read_only}"} <= set(command)
     assert not any("secret" in word for word in command)
+
+
+def test_a_server_that_can_never_be_used_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(settings: Settings) -> None:
+        raise ProoflineError(f"POC_REDIS_URL: {settings.redis_url} is a Redis Cluster.")
+
+    monkeypatch.setattr("cli.run.flower.refuse_wrong", wrong)
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("Flower was started"))
+    done = CliRunner().invoke(app, ["flower", "--redis-url", "redis://other:1/0"])
+    assert (done.exit_code, "redis://other:1/0 is a Redis Cluster" in done.output) == (1, True)
