@@ -1,10 +1,12 @@
-"""Creates the services of the app, which its routes use (api/routes/deps.py)."""
+"""Creates the services of the app, which its routes use."""
 
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 from anyio import CapacityLimiter
+from fastapi import Depends, Request
 from redis import Redis
 
 from api.chat.chat_workers import ChatWorkers
@@ -39,7 +41,7 @@ from poc_core.state.downloads import DownloadStore
 from poc_core.state.events import Events
 from poc_core.state.history import History
 from poc_core.state.jobs import JobStore
-from poc_core.state.outbox import Outbox, Receivers
+from poc_core.state.outbox import Outbox
 from poc_core.state.overview import Overviews
 from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
 from poc_core.state.rounds import RoundStore
@@ -70,7 +72,6 @@ class Services:
         self.workers = workers = WorkerRegistry(redis, settings, clock)
         self.rounds = rounds = RoundStore(redis, settings, clock)
         self.outbox = outbox = Outbox(redis, settings, clock)
-        self.receivers = Receivers(redis, clock)
         self.overviews = overviews = Overviews(redis, clock)
         self.health = health = HealthReader(overviews, RedisWatch(watched, clock), settings, clock)
         self.deployments = deployments = DeploymentStore(redis, settings, clock)
@@ -126,3 +127,12 @@ class Services:
         self.downloads.close()
         self.dispatcher.close()
         self.redis.close()
+
+
+async def _of_app(request: Request) -> Services:  # async: otherwise FastAPI would use a thread
+    services: Services = request.app.state.services
+    return services
+
+
+# The type of a route's parameter that is the app's Services.
+AppServices = Annotated[Services, Depends(_of_app)]

@@ -1,4 +1,6 @@
-"""Loads the console's static files, which need no build and load nothing from other servers."""
+"""Loads the static files of the console and of the API's reference, which load nothing from other
+servers.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,6 +17,9 @@ _TYPES = {
 }
 
 INDEX = "index.html"
+REFERENCE_FOLDER = Path(__file__).parents[1] / "reference"
+SWAGGER_UI = "docs.html"
+REDOC = "redoc.html"
 HEADERS = {
     # Scripts and styles come from this server only, and no page may embed this one in a frame.
     "Content-Security-Policy": (
@@ -26,6 +31,15 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     # the browser asks each time, and gets 304 while nothing has changed
     "Cache-Control": "no-cache",
+}
+# The console's Content-Security-Policy, extended: both pages need images with data: URLs, and ReDoc
+# also inline styles and a web worker.
+_POLICY = HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:")
+REFERENCE_HEADERS = HEADERS | {
+    "Content-Security-Policy": _POLICY.replace(
+        "style-src 'self'", "style-src 'self' 'unsafe-inline'"
+    )
+    + "; worker-src blob:"
 }
 
 

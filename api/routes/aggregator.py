@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request
 
 from api import bodies
 from api.openapi import json_body
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
 
 router = APIRouter(prefix="/api/v1", tags=["aggregator"], responses=examples.REDIS_AWAY)
@@ -20,10 +21,10 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"], responses=examples.RED
     openapi_extra=json_body(bodies.round_bodies()),
     responses=examples.ROUND_ERRORS,
 )
-async def init_generate(request: Request, round_control: deps.Control) -> dict[str, Any]:
+async def init_generate(request: Request, services: AppServices) -> dict[str, Any]:
     """Works like /api/v1/pow/init/generate. The workers divide the nonces among them."""
     body = await bodies.round_body(request, bodies.round_bodies())
-    workers = await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
+    workers = await to_thread.run_sync(services.round_control.start, body, RoundState.GENERATING)
     return {
         "status": "OK",
         "backends": len(workers),
@@ -34,23 +35,21 @@ async def init_generate(request: Request, round_control: deps.Control) -> dict[s
 
 
 @router.get("/inference/pow/status", summary="Show each worker's state and rate")
-def status(
-    overviews: deps.Overviews, round_control: deps.Control, health: deps.Health
-) -> dict[str, Any]:
+def status(services: AppServices) -> dict[str, Any]:
     """Returns each worker's state. `status` is GENERATING or IDLE if all workers agree, else MIXED.
 
     Without a ready worker: NO_BACKENDS, but GENERATING with a `reason` for 10 minutes while a
     round's only worker is being replaced.
     """
-    seen = overviews.read()
+    seen = services.overviews.read()
     current = seen.round.record if seen.round is not None else None
-    stats = round_control.stats_of(seen)["workers"]
+    stats = services.round_control.stats_of(seen)["workers"]
     backends = [
         _backend(worker, current, stats.get(worker.id, {}))
         for worker in seen.workers
         if worker.is_ready
     ]
-    if not backends and (reason := health.replacement(seen)) is not None:
+    if not backends and (reason := services.health.replacement(seen)) is not None:
         return {"status": "GENERATING", "backends": [], "reason": reason}
     states = {backend["status"] for backend in backends}
     overall = "NO_BACKENDS" if not states else "MIXED" if len(states) > 1 else states.pop()
@@ -58,10 +57,12 @@ def status(
 
 
 @router.post("/inference/pow/stop", summary="Stop the round and cancel the jobs")
-def stop(round_control: deps.Control, workers: deps.Workers) -> dict[str, Any]:
+def stop(services: AppServices) -> dict[str, Any]:
     """Works like /api/v1/pow/stop. Returns one entry for each ready worker."""
-    round_control.stop()
-    results = [{"port": backend_number(worker), "status": "stopped"} for worker in workers.ready()]
+    services.round_control.stop()
+    results = [
+        {"port": backend_number(worker), "status": "stopped"} for worker in services.workers.ready()
+    ]
     return {"status": "OK", "results": results, "errors": None}
 
 

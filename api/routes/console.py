@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import cache
 from pathlib import Path
-from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from starlette.responses import JSONResponse, RedirectResponse, StreamingResponse
@@ -15,16 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 from api.console import page
 from api.console.view import View, steps_of
-from api.console.work import Work
 from api.errors import unavailable
 from api.reading.live import MOST_PAGES, Live
-from api.reference import page as reference
-from api.routes import deps
+from api.services import AppServices
 from poc_core.state.history import STEPS
 
 router = APIRouter(include_in_schema=False)
-
-TheWork = Annotated[Work, deps.provided("work")]
 
 _files = cache(page.load)
 
@@ -47,58 +42,56 @@ async def console_file(name: str, request: Request) -> Response:
 
 @router.get("/docs")
 async def swagger_ui(request: Request) -> Response:
-    return _answer(request, reference.FOLDER, reference.SWAGGER_UI, reference.HEADERS)
+    return _answer(request, page.REFERENCE_FOLDER, page.SWAGGER_UI, page.REFERENCE_HEADERS)
 
 
 @router.get("/redoc")
 async def redoc(request: Request) -> Response:
-    return _answer(request, reference.FOLDER, reference.REDOC, reference.HEADERS)
+    return _answer(request, page.REFERENCE_FOLDER, page.REDOC, page.REFERENCE_HEADERS)
 
 
 @router.get("/docs/{name:path}")
 async def reference_file(name: str, request: Request) -> Response:
-    return _answer(request, reference.FOLDER, name, reference.HEADERS)
+    return _answer(request, page.REFERENCE_FOLDER, name, page.REFERENCE_HEADERS)
 
 
 @router.get("/api/v1/console/events")
-async def events(
-    live: deps.Live, begin: Annotated[Callable[[], View], deps.provided("view")]
-) -> Response:
+async def events(services: AppServices) -> Response:
     """Streams the node's state as server-sent events: all sections first, then changed ones."""
-    if live.followers >= MOST_PAGES:
+    if services.live.followers >= MOST_PAGES:
         raise unavailable(f"{MOST_PAGES} pages of the console are open already; close some.")
-    return _Events(live, begin)
+    return _Events(services.live, services.view)
 
 
 @router.get("/api/v1/console/history")
-async def history(
-    together: deps.Together, history: deps.History, health: deps.Health, step: int = min(STEPS)
-) -> JSONResponse:
+async def history(services: AppServices, step: int = min(STEPS)) -> JSONResponse:
     """Returns chart data: the last 180 time steps of the history, each `step` seconds long."""
     if step not in STEPS:
         known = ", ".join(map(str, STEPS))
         raise HTTPException(422, f"There is no history by {step} s: steps have {known} s.")
     return JSONResponse(
-        await together.get(("history", step), lambda: steps_of(history, step, health.now()))
+        await services.together.get(
+            ("history", step), lambda: steps_of(services.history, step, services.health.now())
+        )
     )
 
 
 @router.get("/api/v1/console/log")
-async def log(together: deps.Together, events: deps.Events, after: float = 0.0) -> JSONResponse:
+async def log(services: AppServices, after: float = 0.0) -> JSONResponse:
     """Returns the event log's entries after the Unix time `after`, the newest first.
 
     The log has 1,000 entries.
     """
-    found = await together.get("events", events.read)
+    found = await services.together.get("events", services.events.read)
     return JSONResponse([event.model_dump() for event in found if event.at > after])
 
 
 @router.get("/api/v1/console/work/{work_id}")
-def work(work_id: str, works: TheWork) -> JSONResponse:
+def work(work_id: str, services: AppServices) -> JSONResponse:
     """Returns all details of a job or round."""
     found = None
     if len(work_id) == 32 and work_id.isalnum():
-        found = works.job_page(work_id) or works.round_page(work_id)
+        found = services.work.job_page(work_id) or services.work.round_page(work_id)
     if found is None:
         raise HTTPException(
             404, "No job or round has this id; both are kept for a time only, see docs/settings.md."
@@ -107,16 +100,16 @@ def work(work_id: str, works: TheWork) -> JSONResponse:
 
 
 @router.get("/api/v1/console/worker")
-def worker(name: str, deployments: deps.Deployments, workers: deps.Workers) -> JSONResponse:
+def worker(name: str, services: AppServices) -> JSONResponse:
     """Returns the last lines of a worker's log, and the worker's counters."""
     lines = [
         line
-        for host in deployments.logs()
+        for host in services.deployments.logs()
         for child in host.workers
         if child.name == name
         for line in child.lines
     ]
-    stats = [dict(one.stats) for one in workers.live() if one.name == name]
+    stats = [dict(one.stats) for one in services.workers.live() if one.name == name]
     return JSONResponse({"lines": lines, "stats": stats[-1] if stats else {}})
 
 

@@ -5,7 +5,8 @@ from functools import partial
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
 from poc_core.state.parsing import readable
 from poc_core.state.registry import WorkerRegistry
@@ -19,13 +20,13 @@ class Gpus(BaseModel):
 
 
 @router.get("/devices", summary="List the node's GPUs")
-def devices(gpus: deps.Gpus, workers: deps.Workers) -> Gpus:
+def devices(services: AppServices) -> Gpus:
     """Lists each GPU once: first the GPUs of the API's machine, then those of other machines.
 
     `index` is the GPU's position in this list. The list is empty if there is no GPU.
     """
     found: dict[str, Gpu] = {}
-    for machine in _machines(gpus, workers):
+    for machine in _machines(services.gpus, services.workers):
         for gpu in machine.devices:
             found.setdefault(gpu.uuid, gpu)
     numbered = [gpu.model_copy(update={"index": index}) for index, gpu in enumerate(found.values())]
@@ -33,10 +34,14 @@ def devices(gpus: deps.Gpus, workers: deps.Workers) -> Gpus:
 
 
 @router.get("/driver", summary="Show the versions of the GPU driver")
-def driver(gpus: deps.Gpus, workers: deps.Workers) -> GpuDriver:
+def driver(services: AppServices) -> GpuDriver:
     """Returns the driver of the API's machine, or of the first host that has one; else null."""
     return next(
-        (machine.driver for machine in _machines(gpus, workers) if machine.driver is not None),
+        (
+            machine.driver
+            for machine in _machines(services.gpus, services.workers)
+            if machine.driver is not None
+        ),
         GpuDriver(),
     )
 

@@ -1,23 +1,21 @@
 """Health checks for the network node, supervisors and load balancers; Prometheus metrics; clock."""
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from api.errors import RETRY_AFTER_S, unavailable
 from api.health.judgement import Level
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from poc_core import answers
 from poc_core.serving.deployments import HostState
 from poc_core.state.overview import Overview
 
 router = APIRouter(tags=["health"])
-
-TheMetrics = Annotated[Collector, deps.provided("metrics")]
 
 
 @router.get("/livez", summary="Check that the API runs")
@@ -32,20 +30,22 @@ async def livez() -> answers.Health:
     response_model_exclude_none=True,
     responses=examples.REDIS_AWAY,
 )
-def health(overviews: deps.Overviews, reader: deps.Health) -> answers.EngineHealth:
+def health(services: AppServices) -> answers.EngineHealth:
     """Answers 200 while a ready worker's engine makes progress, or while the node waits for its
     first deployment; else 503. Supervisors should use /livez instead.
 
     Also answers 200, with a `reason`, for 10 minutes while a round's only worker is being replaced.
     """
-    seen = overviews.read()
+    seen = services.overviews.read()
     stopped = {host.id for host in seen.deployment.hosts if host.state is HostState.KEEPING}
     workers = [worker for worker in seen.workers if worker.host_id not in stopped]
     if any(worker.is_ready for worker in workers) or _waits_for_its_first_deployment(seen):
         return answers.EngineHealth()
-    if (reason := reader.replacement(seen)) is not None:
+    if (reason := services.health.replacement(seen)) is not None:
         return answers.EngineHealth(reason=reason)
-    why = "no model is deployed" if stopped else reader.of(seen).text(reader.now())
+    why = (
+        "no model is deployed" if stopped else services.health.of(seen).text(services.health.now())
+    )
     raise unavailable(f"No worker is ready: {why}.")
 
 
@@ -58,16 +58,16 @@ _READY: dict[str, Any] = {
 
 @router.get("/readyz", **_READY)
 @router.get("/ready", **_READY)
-def ready(reader: deps.Health) -> answers.Ready | JSONResponse:
+def ready(services: AppServices) -> answers.Ready | JSONResponse:
     """Answers 200 if Redis answers and a worker is ready, else 503 with Retry-After and reasons.
 
     Also answers 200 while a round's only worker is being replaced, like /health.
     """
-    health, seen = reader.read()
-    now = reader.now()
-    whole = answers.NodeHealth(**reader.answer(health))
+    health, seen = services.health.read()
+    now = services.health.now()
+    whole = answers.NodeHealth(**services.health.answer(health))
     if seen is not None and (
-        health.level is not Level.DOWN or reader.replacement(seen) is not None
+        health.level is not Level.DOWN or services.health.replacement(seen) is not None
     ):
         ready = {seat.worker.model for seat in health.seats if seat.is_ready and seat.worker}
         return answers.Ready(models=sorted(ready), health=whole)
@@ -107,7 +107,7 @@ async def clock() -> Response:
         **examples.REDIS_AWAY,
     },
 )
-def metrics(request: Request, node: TheMetrics) -> Response:
+def metrics(request: Request, services: AppServices) -> Response:
     """Returns metrics of the round, outbox, jobs, workers and chat. Each API process can answer."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(node), headers={"content-type": content_type})
+    return Response(encode(services.metrics), headers={"content-type": content_type})

@@ -8,7 +8,8 @@ from fastapi import APIRouter, HTTPException, Request
 from api.edge.doorkeeper import Rates
 from api.edge.shares import of_address
 from api.errors import unavailable
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from poc_core import answers
 from poc_core.joining.invitations import SpentTokenError, UnknownTokenError
 from poc_core.joining.offers import SealedOffer
@@ -17,32 +18,28 @@ router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"], responses=examples.RE
 
 
 @router.post("/join", summary="Join with a token", responses=examples.JOIN_ERRORS)
-def join(
-    request: Request, rates: deps.Rates, invitations: deps.Invitations, events: deps.Events
-) -> SealedOffer:
+def join(request: Request, services: AppServices) -> SealedOffer:
     """Returns a worker host's signed settings, once per token (Authorization: Bearer TOKEN_ID)."""
-    peer = _peer(request, rates)
+    peer = _peer(request, services.token_rates)
     try:
-        invitation, offer = invitations.take(_token_id(request), peer)
+        invitation, offer = services.invitations.take(_token_id(request), peer)
     except UnknownTokenError as error:
         raise _unknown(error) from None
     except SpentTokenError as error:
         raise HTTPException(403, str(error)) from None
-    events.note("node", f"Host {invitation.name} joined, from {peer}.", invitation.name)
+    services.events.note("node", f"Host {invitation.name} joined, from {peer}.", invitation.name)
     return offer
 
 
 @router.get("/standing", summary="Check a token", responses=examples.HOST_ERRORS)
-def standing(
-    request: Request, rates: deps.Rates, invitations: deps.Invitations, health: deps.Health
-) -> answers.HostStanding:
+def standing(request: Request, services: AppServices) -> answers.HostStanding:
     """Returns whether the token can still be used, or where it was used. Changes nothing."""
-    _peer(request, rates)
+    _peer(request, services.token_rates)
     try:
-        found = invitations.find(_token_id(request))
+        found = services.invitations.find(_token_id(request))
     except UnknownTokenError as error:
         raise _unknown(error) from None
-    state = found.state(health.now())
+    state = found.state(services.health.now())
     return answers.HostStanding(name=found.name, state=state.value, redis=found.redis)
 
 

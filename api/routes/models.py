@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from api.errors import unavailable
 from api.models.cache import CacheError, DiskSpace
 from api.models.files import printable
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from poc_core.state.downloads import MOST_AT_A_TIME
 
 router = APIRouter(prefix="/api/v1/models", tags=["aggregator"], responses=examples.REDIS_AWAY)
@@ -80,11 +81,12 @@ class AllListed(BaseModel):
 
 
 @router.post("/status", summary="Check whether a model is on disk")
-def status(model: HubModel, downloads: deps.Downloads, cache: deps.Cache) -> OneStatus:
+def status(model: HubModel, services: AppServices) -> OneStatus:
     """Looks in the Hugging Face cache of the API's machine. Without hf_commit, checks the revision
     `main`, or any revision if there is no `main`.
     """
-    found = downloads.store.read(model.hf_repo, model.hf_commit)
+    cache = services.model_cache
+    found = services.downloads.store.read(model.hf_repo, model.hf_commit)
     if found is not None and found.state == "running":
         elapsed_s = max(0.0, time.time() - found.started_at)
         progress = DownloadProgress(start_time=found.started_at, elapsed_seconds=elapsed_s)
@@ -98,11 +100,12 @@ def status(model: HubModel, downloads: deps.Downloads, cache: deps.Cache) -> One
 @router.post(
     "/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS
 )
-def download(model: HubModel, downloads: deps.Downloads, cache: deps.Cache) -> Task:
+def download(model: HubModel, services: AppServices) -> Task:
     """Starts a download, which continues if the API restarts. Resumes an incomplete download.
 
     409 while this model is downloaded or HF_HUB_OFFLINE is set; 429 during three other downloads.
     """
+    cache, downloads = services.model_cache, services.downloads
     if cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
         return Task(task_id="", status="DOWNLOADED", model=model)
     if why_not := cache.offline(model.hf_repo):
@@ -125,21 +128,16 @@ def download(model: HubModel, downloads: deps.Downloads, cache: deps.Cache) -> T
 @router.delete(
     "", summary="Delete a model from disk, or cancel its download", responses=examples.DELETE_ERRORS
 )
-def delete(
-    model: HubModel,
-    downloads: deps.Downloads,
-    cache: deps.Cache,
-    deployments: deps.Deployments,
-    workers: deps.Workers,
-) -> Deleted:
+def delete(model: HubModel, services: AppServices) -> Deleted:
     """Deletes a revision of the model from disk; without hf_commit, all of its revisions.
 
     409 if a worker serves the model or a file cannot be deleted; 404 if the model is not on disk.
     """
-    if downloads.store.forget(model.hf_repo, model.hf_commit):
+    if services.downloads.store.forget(model.hf_repo, model.hf_commit):
         return Deleted(status="cancelled", model=model)
-    wanted = deployments.status().wanted
-    served = {worker.model for worker in workers.live()} | ({wanted.model} if wanted else set())
+    cache, wanted = services.model_cache, services.deployments.status().wanted
+    workers = services.workers.live()
+    served = {worker.model for worker in workers} | ({wanted.model} if wanted else set())
     if model.hf_repo in served:
         raise HTTPException(409, f"Workers serve {model.hf_repo}; deploy another model first.")
     try:
@@ -152,13 +150,14 @@ def delete(
 
 
 @router.get("/list", summary="List the models on disk")
-def listed(downloads: deps.Downloads, cache: deps.Cache) -> AllListed:
+def listed(services: AppServices) -> AllListed:
     """Lists all models in the Hugging Face cache of the API's machine."""
+    cache = services.model_cache
     found = [
         Listed(
             model=ModelOnDisk(hf_repo=one.hf_repo, hf_commit=one.hf_commit), status="DOWNLOADING"
         )
-        for one in downloads.store.running()
+        for one in services.downloads.store.running()
     ]
     try:
         on_disk = list(cache.models())
@@ -172,9 +171,9 @@ def listed(downloads: deps.Downloads, cache: deps.Cache) -> AllListed:
 
 
 @router.get("/space", summary="Show the disk space for models", responses=examples.CACHE_AWAY)
-def space(cache: deps.Cache) -> DiskSpace:
+def space(services: AppServices) -> DiskSpace:
     """Shows the size of the Hugging Face cache and the free space on its disk, in GB."""
     try:
-        return cache.space()
+        return services.model_cache.space()
     except CacheError as error:
         raise unavailable(str(error)) from None

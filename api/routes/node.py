@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request, Response
 from api.bodies import DeployBody
 from api.errors import unavailable
 from api.health.roster import deployment_state
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from api.version import VERSION
 from poc_core import answers
 from poc_core.records import RoundState
@@ -28,17 +29,12 @@ _STARTUP: dict[DeploymentState, answers.StartupStatus] = {
 
 
 @router.get("/state", summary="Show whether the node serves a model")
-def state(
-    deployments: deps.Deployments,
-    rounds: deps.Rounds,
-    workers: deps.Workers,
-    settings: deps.Settings,
-) -> answers.NodeState:
+def state(services: AppServices) -> answers.NodeState:
     """Returns INFERENCE while a model is served, also during a round. Otherwise returns STOPPED,
     also while a model loads.
     """
-    status, current = deployments.status(), rounds.current()
-    ready = sorted({worker.model for worker in workers.ready()})
+    status, current = services.deployments.status(), services.rounds.current()
+    ready = sorted({worker.model for worker in services.workers.ready()})
     if status.hosts:
         serves = status.state is DeploymentState.RUNNING
         loaded = status.wanted.label if serves and status.wanted else ""
@@ -51,27 +47,27 @@ def state(
         inference_healthy=serves
         and (not status.hosts or status.wanted is None or status.wanted.name in ready),
         loaded_model=loaded,
-        poc_validation_inference=_chats_beside_proofs(settings),
+        poc_validation_inference=_chats_beside_proofs(services.settings),
     )
 
 
 @router.post("/stop", summary="End the round and the engines", responses=examples.STOP_ERRORS)
-async def stop(deploying: deps.Deploying) -> answers.Done:
+async def stop(services: AppServices) -> answers.Done:
     """Answers once the engines have ended. Cancels all jobs. The round's results are delivered.
 
     Engines that are loading are kept for 120 s; an identical /inference/up uses these engines.
     """
-    generation = await to_thread.run_sync(deploying.withdraw, True)
-    return await deploying.until_gone(generation)
+    generation = await to_thread.run_sync(services.deploying.withdraw, True)
+    return await services.deploying.until_gone(generation)
 
 
 @router.post(
     "/inference/down", summary="End the round and all engines", responses=examples.STOP_ERRORS
 )
-async def down(deploying: deps.Deploying) -> answers.Done:
+async def down(services: AppServices) -> answers.Done:
     """Works like /api/v1/stop, but also ends engines that are loading."""
-    generation = await to_thread.run_sync(deploying.withdraw, False)
-    return await deploying.until_gone(generation)
+    generation = await to_thread.run_sync(services.deploying.withdraw, False)
+    return await services.deploying.until_gone(generation)
 
 
 @router.post(
@@ -80,14 +76,12 @@ async def down(deploying: deps.Deploying) -> answers.Done:
     response_model=answers.Done,
     responses=examples.DEPLOY_ERRORS,
 )
-async def up(
-    body: DeployBody, request: Request, deploying: deps.Deploying
-) -> Response | answers.Done:
+async def up(body: DeployBody, request: Request, services: AppServices) -> Response | answers.Done:
     """Answers once one host serves the model; the others follow. If the client disconnects, the
     deployment continues.
     """
-    generation = await to_thread.run_sync(deploying.deploy, body)
-    return await deploying.until_served(request, generation)
+    generation = await to_thread.run_sync(services.deploying.deploy, body)
+    return await services.deploying.until_served(request, generation)
 
 
 @router.post(
@@ -95,18 +89,16 @@ async def up(
     summary="Deploy a model, without waiting",
     responses=examples.DEPLOY_ERRORS,
 )
-def up_async(body: DeployBody, deploying: deps.Deploying) -> answers.Done:
+def up_async(body: DeployBody, services: AppServices) -> answers.Done:
     """Answers at once; /api/v1/inference/up/status shows the progress."""
-    deploying.deploy(body)
+    services.deploying.deploy(body)
     return answers.Done()
 
 
 @router.get("/inference/up/status", summary="Show the progress of the deployment")
-def up_status(
-    overviews: deps.Overviews, deployments: deps.Deployments, health: deps.Health
-) -> answers.UpStatus:
+def up_status(services: AppServices) -> answers.UpStatus:
     """Returns `status` (idle, starting, running or failed), and in `hosts` each host's status."""
-    seen = overviews.read()
+    seen = services.overviews.read()
     status, workers = seen.deployment, seen.workers
     running = [worker for worker in workers if worker.is_ready]
     starting = [worker for worker in workers if worker.state == "starting"]
@@ -116,7 +108,9 @@ def up_status(
         is_running=found is DeploymentState.RUNNING,
         status=found.value,
         startup_status="cancelled" if was_cancelled else _STARTUP[found],
-        elapsed_seconds=deployments.elapsed_s(record) if record and record.wanted else None,
+        elapsed_seconds=services.deployments.elapsed_s(record)
+        if record and record.wanted
+        else None,
         error=record.error if record else None,
         model=status.wanted.model if status.wanted else None,
         left_out=list(status.wanted.left_out) if status.wanted else [],
@@ -125,17 +119,17 @@ def up_status(
         models=sorted({worker.model for worker in running}),
         workers_running=len(running),
         workers_starting=len(starting),
-        health=answers.NodeHealth(**health.answer(health.of(seen))),
+        health=answers.NodeHealth(**services.health.answer(services.health.of(seen))),
     )
 
 
 @router.get("/versions", summary="Show the versions of Proofline and vLLM")
-def versions(deployments: deps.Deployments, settings: deps.Settings) -> answers.Versions:
+def versions(services: AppServices) -> answers.Versions:
     """Returns the versions of vLLM and of Proofline (`version`, as in `proofline --version`)."""
     return answers.Versions(
         version=VERSION,
-        vllm_version=deployments.status().vllm_versions or None,
-        poc_validation_inference=_chats_beside_proofs(settings),
+        vllm_version=services.deployments.status().vllm_versions or None,
+        poc_validation_inference=_chats_beside_proofs(services.settings),
     )
 
 

@@ -1,18 +1,15 @@
 """/api/v1/metrics: metrics for the network's monitoring."""
 
 from collections.abc import Mapping
-from typing import Annotated
 
 from fastapi import APIRouter, Response
 
 from api.node_metrics.exposition import CONTENT_TYPE
-from api.node_metrics.page import Page
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from poc_core.errors import SettingsError
 
 router = APIRouter(tags=["health"], responses=examples.REDIS_AWAY)
-
-ThePage = Annotated[Page, deps.provided("node_metrics")]
 
 # The environment variable that turns the route on or off, as the network names it.
 VARIABLE = "GONKA_METRICS"
@@ -37,11 +34,11 @@ def is_on(environment: Mapping[str, str]) -> bool:
         },
     },
 )
-async def node_metrics(page: ThePage) -> Response:
+async def node_metrics(services: AppServices) -> Response:
     """Returns metrics of all ready engines and of the hosts' sensors.
 
     For a silent engine, returns its last metrics (mlnode_source_scrape_timestamp_seconds has their
     time). 404 if GONKA_METRICS=off.
     """
-    text = await page.text()
+    text = await services.node_metrics.text()
     return Response(text, headers={"content-type": CONTENT_TYPE})

@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import httpx
-from anyio import CapacityLimiter, sleep, to_thread
-from fastapi import APIRouter, Depends, Request
+from anyio import sleep, to_thread
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
@@ -15,25 +14,12 @@ from api.bodies import whole_body
 from api.chat import fields, gateway, prefixes
 from api.edge.shares import client_of
 from api.errors import openai_error
-from api.routes import deps
+from api.services import AppServices, Services
 from poc_core import chat_bounds
 from poc_core.serving import openai_paths
 from poc_core.serving.deployments import DeploymentState
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Chat:
-    """The app's services that a request to OpenAI's paths needs."""
-
-    gateway: Annotated[gateway.Gateway, deps.provided("gateway")]
-    workers: deps.Workers
-    deployments: deps.Deployments
-    large_chats: Annotated[CapacityLimiter, deps.provided("large_chats")]
-
-
-OfChat = Annotated[Chat, Depends()]
 
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"description": "vLLM's answer, unchanged; with `stream` as server-sent events."},
@@ -84,34 +70,34 @@ _SMALL_BODY = 4096
 _TRUE = (True, "true", "1")
 
 
-async def proxy(request: Request, chat: OfChat) -> Response:
+async def proxy(request: Request, services: AppServices) -> Response:
     """Forwards the request to a worker of the body's `model`. vLLM documents the other fields."""
     # The route's own path: a Host header with # or / could change request.url's path.
-    return await _pass_on(request, chat, str(request.scope["route"].path))
+    return await _pass_on(request, services, str(request.scope["route"].path))
 
 
-async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
+async def _pass_on(request: Request, services: Services, path: str) -> Response:
     body = await whole_body(request)
     if body.count(b",") > chat_bounds.MAX_COMMAS:
         message = f"The body has more than {chat_bounds.MAX_COMMAS} items; split the request."
         return openai_error(413, message)
-    workers = await chat.gateway.workers.remembered()
+    workers = await services.gateway.workers.remembered()
     if found := chat_bounds.known_excess(body, (worker.info for worker in workers if worker.info)):
         return openai_error(400, found.message)
     try:
-        asked = await _parsed(request.headers.get("content-type", ""), body, chat)
+        asked = await _parsed(request.headers.get("content-type", ""), body, services)
     except fields.UnreadableError as error:
         return openai_error(400, str(error), param=error.param)
     model = asked.get("model")
     if model not in {worker.model for worker in workers}:
-        workers = await chat.gateway.workers.now()  # reads again before a client is refused
+        workers = await services.gateway.workers.now()  # reads again before a client is refused
     models = sorted({worker.model for worker in workers})
     is_stored = openai_paths.is_among(openai_paths.STORED, request.method, path)
     if model is None and len(models) > 1 and not is_stored:
         return openai_error(400, f"Name a model: {', '.join(models)}.")
     of_model = [worker for worker in workers if model is None or worker.model == model]
     if not of_model:
-        return await to_thread.run_sync(_nobody, model, models, chat)
+        return await to_thread.run_sync(_nobody, model, models, services)
     chosen = [
         worker
         for worker in of_model
@@ -143,7 +129,7 @@ async def _pass_on(request: Request, chat: Chat, path: str) -> Response:
     sent = gateway.ProxyRequest(
         request.method, target, request.headers.raw, body, prefix, client, salt, is_stream, by_id
     )
-    return gateway.ProxiedAnswer(chat.gateway, chat.gateway.by_prefix(chosen, prefix), sent)
+    return gateway.ProxiedAnswer(services.gateway, services.gateway.by_prefix(chosen, prefix), sent)
 
 
 async def _called(body: bytes, function: Callable[..., T], *args: Any) -> T:
@@ -153,13 +139,13 @@ async def _called(body: bytes, function: Callable[..., T], *args: Any) -> T:
     return await to_thread.run_sync(function, *args)
 
 
-async def _parsed(content_type: str, body: bytes, chat: Chat) -> dict[str, Any]:
+async def _parsed(content_type: str, body: bytes, services: Services) -> dict[str, Any]:
     """Returns `fields_of` the body. Parsing blocks all other work of this process, so large bodies
     are parsed one at a time, and each parsing is followed by a pause that lasts as long.
     """
     if len(body) <= prefixes.MAX_BODY:
         return await _called(body, fields.fields_of, content_type, body)
-    async with chat.large_chats:
+    async with services.large_chats:
         began_at = time.monotonic()
         try:
             return await to_thread.run_sync(fields.fields_of, content_type, body)
@@ -179,36 +165,38 @@ for _path in (one.removeprefix("POST ") for one in openai_paths.USUAL):
 
 
 @router.get("/v1/models", summary="List the models of all workers")
-async def models(request: Request, chat: OfChat) -> Response:
+async def models(request: Request, services: AppServices) -> Response:
     """Lists the served models, each with the entry that its worker's vLLM returns."""
-    entries, refusal = await _entries(request, chat)
+    entries, refusal = await _entries(request, services)
     if refusal is not None and not entries:
         return Response(refusal.content, refusal.status_code, media_type="application/json")
     return JSONResponse({"object": "list", "data": list(entries.values())})
 
 
 @router.get("/v1/models/{model:path}", summary="Show one model")
-async def model(request: Request, chat: OfChat, model: str) -> Response:
+async def model(request: Request, services: AppServices, model: str) -> Response:
     """Returns a model's entry of /v1/models. The name may contain slashes, escaped or not."""
-    entries, refusal = await _entries(request, chat)
+    entries, refusal = await _entries(request, services)
     if model in entries:
         return JSONResponse(entries[model])
     if refusal is not None and not entries:
         return Response(refusal.content, refusal.status_code, media_type="application/json")
-    return await to_thread.run_sync(_nobody, model, sorted(entries), chat)
+    return await to_thread.run_sync(_nobody, model, sorted(entries), services)
 
 
-async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.Response | None]:
+async def _entries(
+    request: Request, services: Services
+) -> tuple[dict[str, Any], httpx.Response | None]:
     """Asks workers for /v1/models. Returns entries by model, and the last error answer if any."""
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     # vLLM's --api-key
     key = [header for header in request.headers.raw if header[0] == b"authorization"]
-    for worker in await chat.gateway.workers.now():
+    for worker in await services.gateway.workers.now():
         if worker.model in entries:
             continue
         try:
-            answer = await chat.gateway.look_up(worker, b"/v1/models", key)
+            answer = await services.gateway.look_up(worker, b"/v1/models", key)
             if answer.status_code == 200:
                 entries |= {str(entry["id"]): entry for entry in answer.json()["data"]}
             else:
@@ -218,7 +206,7 @@ async def _entries(request: Request, chat: Chat) -> tuple[dict[str, Any], httpx.
     return entries, refusal
 
 
-async def other(request: Request, chat: OfChat) -> Response:
+async def other(request: Request, services: AppServices) -> Response:
     """Forwards requests on other paths of vLLM, such as /v1/messages or /score, to a worker."""
     path = request.scope["path"]
     if not openai_paths.is_among(openai_paths.PASSED_ON, request.method, path):
@@ -226,7 +214,7 @@ async def other(request: Request, chat: OfChat) -> Response:
             f"The node passes on no such path. It passes on {', '.join(openai_paths.PASSED_ON)}."
         )
         return openai_error(404, message)
-    return await _pass_on(request, chat, path)
+    return await _pass_on(request, services, path)
 
 
 for _path in (
@@ -245,16 +233,16 @@ def _not_served(model: str, path: str) -> Response:
     return openai_error(404, f"The model `{model}` {lacks}.")
 
 
-def _nobody(model: str | None, models: list[str], chat: Chat) -> Response:
+def _nobody(model: str | None, models: list[str], services: Services) -> Response:
     """Returns the error for a model without a ready worker: 503 if it may have one soon, else 404.
 
     After a 503 the network tries another node; for a 404 it convicts the executor.
     """
     if (
         not models
-        or model in chat.workers.known_models()
-        or chat.deployments.status().state is DeploymentState.STARTING
-        or any(worker.state == "starting" for worker in chat.workers.live())
+        or model in services.workers.known_models()
+        or services.deployments.status().state is DeploymentState.STARTING
+        or any(worker.state == "starting" for worker in services.workers.live())
     ):
         who = f"the model {model[:_MOST_NAME_CHARS]}" if model else "a model"
         return openai_error(503, f"No worker serves chat for {who} right now; try again later.")

@@ -12,7 +12,8 @@ from api.health.reading import HealthReader
 from api.health.roster import Seat
 from api.openapi import json_body, json_examples
 from api.proofs.waiting import result_response
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from api.version import VERSION
 from poc_core import answers
 from poc_core.arithmetic.nonces import MAX_NONCE
@@ -71,34 +72,34 @@ _READ_ROUTE: dict[str, Any] = {
 
 @router.post("/generate", **_GENERATE_ROUTE)
 @of_aggregators.post("/generate", **_GENERATE_ROUTE)
-async def generate(
-    request: Request, admission: deps.Admission, inline: deps.Inline
-) -> Response | answers.Queued:
+async def generate(request: Request, services: AppServices) -> Response | answers.Queued:
     """Queues a job: its nonces are split into batches that all workers of the model compute.
 
     The request is checked completely first. With `wait`, returns the result; the job continues if
     the client disconnects.
     """
-    job_id, job = await admission.submit(await bodies.whole_body(request), client_of(request.scope))
+    job_id, job = await services.admission.submit(
+        await bodies.whole_body(request), client_of(request.scope)
+    )
     if job.inline:
-        return await inline.answer_when_ended(request, job_id)
+        return await services.inline.answer_when_ended(request, job_id)
     return answers.Queued(request_id=job_id, queued_count=len(job.nonces))
 
 
 @router.get("/generate/{request_id}", **_READ_ROUTE)
 @of_aggregators.get("/generate/{request_id}", **_READ_ROUTE)
-async def read_job(
-    request_id: str, jobs: deps.Jobs, together: deps.Together, settings: deps.Settings
-) -> Response:
+async def read_job(request_id: str, services: AppServices) -> Response:
     """Returns a job's progress or result. 404 after POC_GENERATE_RESULT_TTL_SEC."""
-    record = await together.get(("job", request_id), lambda: _find(request_id, jobs))
+    record = await services.together.get(
+        ("job", request_id), lambda: _find(request_id, services.jobs)
+    )
     if record is not None and record.status is JobStatus.COMPLETED:
-        response = await to_thread.run_sync(result_response, jobs, request_id)
+        response = await to_thread.run_sync(result_response, services.jobs, request_id)
         if response is not None:
             return response
         record = None  # expired in between
     if record is None:
-        raise _unknown(settings)
+        raise _unknown(services.settings)
     is_final = record.status.is_final
     told = vars(record) | {
         "status": record.status.value,
@@ -114,11 +115,11 @@ async def read_job(
     summary="Cancel a job",
     responses=examples.UNKNOWN_JOB,
 )
-def cancel_job(request_id: str, jobs: deps.Jobs, settings: deps.Settings) -> answers.Cancelled:
+def cancel_job(request_id: str, services: AppServices) -> answers.Cancelled:
     """Cancels a queued or running job and drops its results. A finished job does not change."""
-    if _find(request_id, jobs) is None:
-        raise _unknown(settings)
-    return answers.Cancelled(cancelled=jobs.cancel(request_id))
+    if _find(request_id, services.jobs) is None:
+        raise _unknown(services.settings)
+    return answers.Cancelled(cancelled=services.jobs.cancel(request_id))
 
 
 def _find(request_id: str, jobs: JobStore) -> JobRecord | None:
@@ -140,21 +141,16 @@ def _unknown(settings: Settings) -> HTTPException:
     responses={200: {"model": answers.STATUS}},
 )
 async def status(
-    together: deps.Together,
-    overviews: deps.Overviews,
-    health: deps.Health,
-    round_control: deps.Control,
-    valid_from: ValidFrom = None,
-    valid_limit: ValidLimit = MOST_LISTED,
+    services: AppServices, valid_from: ValidFrom = None, valid_limit: ValidLimit = MOST_LISTED
 ) -> Response:
     """Returns the node's state, its workers and its queue. Only rounds change the state."""
 
     def read() -> bytes:  # once for all concurrent requests
-        seen = overviews.read()
-        round_status = round_control.status_of(seen, valid_from, valid_limit)
-        return _status(seen, round_status, health)
+        seen = services.overviews.read()
+        round_status = services.round_control.status_of(seen, valid_from, valid_limit)
+        return _status(seen, round_status, services.health)
 
-    found = await together.get(("status", valid_from, valid_limit), read)
+    found = await services.together.get(("status", valid_from, valid_limit), read)
     return Response(found, media_type="application/json")
 
 
@@ -196,11 +192,11 @@ def _seat(seat: Seat) -> dict[str, Any]:
 
 
 @router.post("/stop", summary="Stop the round and cancel the jobs")
-def stop(round_control: deps.Control) -> answers.Stopped:
+def stop(services: AppServices) -> answers.Stopped:
     """Stops the round within one micro-batch; computed values are still delivered.
 
     Cancels queued jobs. Running jobs, and jobs whose client waits (wait=true), are still computed;
     DELETE /generate/{request_id} ends one of them. Callbacks that a receiver did not accept in five
     tries in a row are given up.
     """
-    return answers.Stopped(cancelled_jobs=round_control.stop())
+    return answers.Stopped(cancelled_jobs=services.round_control.stop())

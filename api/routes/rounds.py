@@ -5,7 +5,8 @@ from fastapi import APIRouter, Request
 
 from api import bodies
 from api.openapi import json_body
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from poc_core import answers
 from poc_core.records import RoundState
 
@@ -21,10 +22,10 @@ _PHASED_BODY = json_body(bodies.phased_round_bodies())
     openapi_extra=json_body(bodies.round_bodies()),
     responses=examples.ROUND_ERRORS,
 )
-async def init_generate(request: Request, round_control: deps.Control) -> answers.RoundChanged:
+async def init_generate(request: Request, services: AppServices) -> answers.RoundChanged:
     """Starts a round; a distance round if `r_target` is set. Workers compute until /stop."""
     body = await bodies.round_body(request, bodies.round_bodies())
-    await to_thread.run_sync(round_control.start, body, RoundState.GENERATING)
+    await to_thread.run_sync(services.round_control.start, body, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
@@ -34,10 +35,10 @@ async def init_generate(request: Request, round_control: deps.Control) -> answer
     openapi_extra=_PHASED_BODY,
     responses=examples.ROUND_ERRORS,
 )
-async def init(request: Request, round_control: deps.Control) -> answers.RoundChanged:
+async def init(request: Request, services: AppServices) -> answers.RoundChanged:
     """Stores a round without starting it; /phase/generate starts it."""
     body = await bodies.round_body(request, bodies.phased_round_bodies())
-    await to_thread.run_sync(round_control.start, body, RoundState.IDLE)
+    await to_thread.run_sync(services.round_control.start, body, RoundState.IDLE)
     return answers.round_changed(RoundState.IDLE)
 
 
@@ -47,10 +48,10 @@ async def init(request: Request, round_control: deps.Control) -> answers.RoundCh
     openapi_extra=_PHASED_BODY,
     responses=examples.ROUND_ERRORS,
 )
-async def init_validate(request: Request, round_control: deps.Control) -> answers.RoundChanged:
+async def init_validate(request: Request, services: AppServices) -> answers.RoundChanged:
     """Stores a validating round, whose r_target and seq_len /validate uses to check batches."""
     body = await bodies.round_body(request, bodies.phased_round_bodies())
-    await to_thread.run_sync(round_control.start, body, RoundState.VALIDATING)
+    await to_thread.run_sync(services.round_control.start, body, RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)
 
 
@@ -59,9 +60,9 @@ async def init_validate(request: Request, round_control: deps.Control) -> answer
     summary="Switch the stored round to generating",
     responses=examples.PHASE_ERRORS,
 )
-def phase_generate(round_control: deps.Control) -> answers.RoundChanged:
+def phase_generate(services: AppServices) -> answers.RoundChanged:
     """Starts generating, or continues where the round's earlier generating phase ended."""
-    round_control.switch(RoundState.GENERATING)
+    services.round_control.switch(RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
@@ -70,7 +71,7 @@ def phase_generate(round_control: deps.Control) -> answers.RoundChanged:
     summary="Switch the stored round to validating",
     responses=examples.PHASE_ERRORS,
 )
-def phase_validate(round_control: deps.Control) -> answers.RoundChanged:
+def phase_validate(services: AppServices) -> answers.RoundChanged:
     """Makes workers stop generating within one micro-batch, and serve /validate and jobs."""
-    round_control.switch(RoundState.VALIDATING)
+    services.round_control.switch(RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)

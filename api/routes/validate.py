@@ -9,7 +9,8 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from api import bodies
 from api.edge.shares import client_of
 from api.openapi import json_body
-from api.routes import deps, examples
+from api.routes import examples
+from api.services import AppServices
 from poc_core.answers import one_of
 from poc_core.records import RoundConfig, RoundState
 from poc_core.schemes.contract import contract_of
@@ -28,27 +29,21 @@ router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
         **examples.PROOF_BATCH_ERRORS,
     },
 )
-async def validate(
-    request: Request,
-    settings: deps.Settings,
-    rounds: deps.Rounds,
-    admission: deps.Admission,
-    inline: deps.Inline,
-) -> Response | dict[str, Any]:
+async def validate(request: Request, services: AppServices) -> Response | dict[str, Any]:
     """Checks the batch with the r_target, fraud_threshold, seq_len and randomization of the round
     that is validating.
 
     The verdict also goes to the round's callback_url.
     """
     scheme, body = bodies.parse_body(
-        await bodies.whole_body(request), settings.max_queued_nonces, bodies.batch_bodies()
+        await bodies.whole_body(request), services.settings.max_queued_nonces, bodies.batch_bodies()
     )
-    job = await to_thread.run_sync(lambda: body.job(_validating_round(rounds, scheme)))
+    job = await to_thread.run_sync(lambda: body.job(_validating_round(services.rounds, scheme)))
     if not job.nonces:
         return contract_of(scheme).verdict(job.spec, job.request, [], [], [])
     job = replace(job, client=client_of(request.scope))
-    job_id = await to_thread.run_sync(admission.queue, job)
-    return await inline.answer_when_ended(request, job_id)
+    job_id = await to_thread.run_sync(services.admission.queue, job)
+    return await services.inline.answer_when_ended(request, job_id)
 
 
 def _validating_round(rounds: RoundStore, scheme: str) -> RoundConfig:

@@ -5,10 +5,9 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from api.console.page import load
-from api.reference import page
+from api.console.page import REFERENCE_FOLDER, load
 
-FILES = load(page.FOLDER)
+FILES = load(REFERENCE_FOLDER)
 VENDORED = FILES["vendor/VERSIONS.txt"].content.decode()
 
 

@@ -1,1 +1,0 @@
-"""The API's reference pages, rendered by Swagger UI and ReDoc."""
