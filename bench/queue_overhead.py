@@ -21,8 +21,7 @@ from bench.harness.open_worker import OpenStack
 from bench.harness.overhead import Pair, check_same, compare, open_node
 from bench.harness.report import ChatPolicy, Model, QuietWait, Repeat, measures, run
 from lab.measure import dimensions as dummies
-from workers.engines.kinds import EngineKind
-from workers.engines.options import EngineOptions
+from workers.engines.options import EngineKind, EngineOptions
 
 WARM_UP_BATCHES = 4  # of each side, before its first timed run
 

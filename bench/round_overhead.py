@@ -15,8 +15,7 @@ from bench.harness.node import spec_of
 from bench.harness.overhead import Pair, check_same, compare, open_node
 from bench.harness.report import ChatPolicy, Model, QuietWait, Repeat, measures, run
 from bench.harness.timed_round import RoundRun, Sink, run_round
-from workers.engines.kinds import EngineKind
-from workers.engines.options import EngineOptions
+from workers.engines.options import EngineKind, EngineOptions
 
 BATCH_SIZE, SEQ_LEN = 32, 256
 TARGET = 0.95

@@ -27,8 +27,7 @@ from cli.model_choice import with_chosen_model
 from poc_core.state import keys
 from tests.peers.receiver import Receiver
 from tests.stacks.round_client import FAST, LOG_LINES, MODEL, RoundClient
-from workers.engines.kinds import EngineKind
-from workers.engines.options import EngineOptions
+from workers.engines.options import EngineKind, EngineOptions
 from workers.load import load_engine
 
 # Most seconds from a fault's end to the next nonce that a client sees.

@@ -20,8 +20,7 @@ from cli.supervise.stack import Stack
 from cli.terminal import note, stderr_console
 from poc_core.errors import ProoflineError
 from proofline.client import Client
-from workers.engines.kinds import EngineKind
-from workers.engines.options import EngineOptions
+from workers.engines.options import EngineKind, EngineOptions
 
 MODEL = "tiny-qwen3"
 N_NONCES = 256

@@ -6,6 +6,11 @@ from pydantic import Field
 
 from poc_core.settings.theme import Theme, parsed
 
+# How known tokens of chats are scored; `auto`: as a trial at start-up decides.
+Validation = Literal["auto", "pass", "steps"]
+# The tokens in logprobs: decimal ids, for the network's validators, or text for other clients.
+LogprobTokens = Literal["ids", "text"]
+
 
 class ChatPolicy(NamedTuple):
     """How chat and proofs share the engine. `fraction`: the proofs' part of the time, if shared."""
@@ -40,11 +45,11 @@ class ChatSettings(Theme):
     of the time. exclusive: chat gets 503 during a round. off: no chat."""
     max_step_ms: float = Field(50, ge=1)
     """Largest number of milliseconds that a chat request waits for proofs on the GPU."""
-    logprob_tokens: Literal["ids", "text"] = "ids"
+    logprob_tokens: LogprobTokens = "ids"
     """How chat's logprobs name tokens. ids: by decimal id, which the network's validators read.
     text: by the token's text, as in OpenAI's API, if the request has none of the network's
     fields."""
-    validation: Literal["auto", "pass", "steps"] = "auto"
+    validation: Validation = "auto"
     """How chat validations are computed. pass: in one forward pass. steps: token by token. auto: a
     test at each worker's start chooses (docs/chat.md)."""
     chat_host: str = "127.0.0.1"

@@ -1,13 +1,14 @@
 """An engine's options, passed between processes as JSON."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from poc_core.errors import OptionsError
 from poc_core.serving.model_options import ModelOptions
-from workers.engines.kinds import EngineKind, LogprobTokens, Validation
+from poc_core.settings.chat import LogprobTokens, Validation
 
+EngineKind = Literal["vllm", "transformers", "synthetic"]
 # Arguments of `vllm serve` that spread an engine over hosts. HostSpan replaces them.
 _OF_HOSTS = (
     *("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless"),

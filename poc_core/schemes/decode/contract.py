@@ -7,6 +7,7 @@ from pydantic import JsonValue
 
 from poc_core import records
 from poc_core.arithmetic.nonces import MAX_NONCE
+from poc_core.arithmetic.statistics import binomial_p_value
 from poc_core.schemes.artifact.answers import Encoding
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.contract import Contract, noise
@@ -84,8 +85,6 @@ class DecodeContract(Contract):
         values: Sequence[Any],
         claims: Sequence[Any],
     ) -> dict[str, Any]:
-        from poc_core.schemes.decode.verdict import judge  # here: importing scipy takes time
-
         test = StatTest.model_validate(request.terms)
         return judge(nonces, values, DecodeOptions.of(spec).max_tokens + 1, test)
 
@@ -115,6 +114,42 @@ class DecodeContract(Contract):
 
     def described(self, body: Mapping[str, Any]) -> str:
         return f"decode, {body['params']['max_tokens']} steps"
+
+
+def judge(
+    nonces: Sequence[int], found: Sequence[tuple[int, float] | None], n_steps: int, test: StatTest
+) -> dict[str, Any]:
+    """Decides whether claimed chains are fraud (section 8.3). Returns the fields of the verdict.
+
+    `found`: for each nonce, the number of claimed points that differ from this node's points, and
+    the largest margin among them; None if this node did not compute the nonce. `n_steps`: the
+    number of points of a chain. `test`: the criteria.
+    """
+    per_nonce = [
+        {
+            "nonce": nonce,
+            "n_sphere_mismatches": one[0],
+            "n_steps": n_steps,
+            "mismatch_margin_max": one[1],
+            "mismatch": one[0] > 0 and one[1] > test.dist_threshold,
+        }
+        for nonce, one in zip(nonces, found, strict=True)
+        if one is not None
+    ]
+    mismatches = [one["nonce"] for one in per_nonce if one["mismatch"]]
+    excluded = [nonce for nonce, one in zip(nonces, found, strict=True) if one is None]
+    p_value = binomial_p_value(len(mismatches), len(per_nonce), test.p_mismatch)
+    return {
+        "n_total": len(per_nonce),
+        "n_mismatch": len(mismatches),
+        "mismatch_nonces": mismatches,
+        "p_value": p_value,
+        "fraud_detected": bool(per_nonce) and p_value < test.fraud_threshold,
+        "fraud_threshold": test.fraud_threshold,
+        "n_excluded": len(excluded),
+        "excluded_nonces": excluded,
+        "per_nonce": per_nonce,
+    }
 
 
 CONTRACT = DecodeContract()

@@ -16,8 +16,8 @@ from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.codebook_file import SHIPPED_SHA256
+from poc_core.schemes.decode.contract import judge
 from poc_core.schemes.decode.limits import ChainLimits
-from poc_core.schemes.decode.verdict import judge
 from tests.harness.chains import (
     assert_chain,
     assert_chains,

@@ -21,7 +21,6 @@ SHARED = (
     ),
     *(
         "poc_core.schemes.artifact.verdict",
-        "poc_core.schemes.distance.verdict",
         "workers.engines.synthetic",
     ),
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from poc_core.records import ProofSpec
-from poc_core.schemes.distance.verdict import judge_distances
+from poc_core.schemes.distance.contract import judge_distances
 from tests.harness import golden
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import QWEN3

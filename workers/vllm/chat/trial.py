@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from poc_core.serving.position_distance import NEVER, position_distance
-from workers.engines.kinds import Validation
+from poc_core.settings.chat import Validation
 from workers.engines.validations import Way
 from workers.vllm.chat.known_tokens import KnownTokens
 from workers.vllm.chat.scoring import PROCESSED, RAW

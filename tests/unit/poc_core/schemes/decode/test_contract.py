@@ -6,8 +6,7 @@ import pytest
 
 from poc_core.records import JobRequest, ProofSpec
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.schemes.decode.contract import CONTRACT
-from poc_core.schemes.decode.verdict import judge
+from poc_core.schemes.decode.contract import CONTRACT, judge
 from tests.harness.golden import cases
 
 MODELS = ["tiny-qwen3-256", "tiny-qwen3-moe-256"]

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from poc_core.schemes.distance.verdict import judge_distances
+from poc_core.schemes.distance.contract import judge_distances
 
 
 def test_honest_distances_are_no_fraud() -> None:
