@@ -1,7 +1,7 @@
 """What the fused kernels between a model's matrix products change: the speed, and the artifacts.
 
     python -m bench.fused --dimensions minimax-m2.7 --layers 6 --seq-len 1024  # on a GPU host
-    POC_EXPERTS=fast python -m bench.fused --dimensions deepseek-v4-flash --plain POC_EXPERTS=exact
+    python -m bench.fused --dimensions deepseek-v4-flash --plain POC_EXPERTS=exact
     python -m bench.fused --model tiny-qwen3 --nonces 64 --seq-len 64  # anywhere; no kernels there
 
 Two engines with the same weights run in turn: one with PROOFLINE_FUSED=off or another --plain, one

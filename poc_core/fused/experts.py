@@ -26,8 +26,7 @@ class Tile(NamedTuple):
     """The division of a matrix product into blocks, and Triton's launch options.
 
     A block of the result has `rows` x `columns` numbers, and is summed in steps of `depth`.
-    `group`: the number of blocks of rows that run together and share weights. `parts`: 2 to sum
-    even and odd steps separately and then add both sums; only for products of rows in expert order.
+    `group`: the number of blocks of rows that run together and share weights.
     """
 
     rows: int
@@ -36,7 +35,6 @@ class Tile(NamedTuple):
     group: int
     warps: int
     stages: int
-    parts: int = 1
 
 
 class Rows(NamedTuple):
@@ -159,10 +157,9 @@ def rows_by_expert(rows: Rows, tile: Any) -> int:
 
 @triton.jit
 def _by_expert_kernel(
-    x, weights, out, share, ids, experts, n_ids, n_columns, depth, n_rows, x_stride, out_stride,
-    A_TOKEN: tl.constexpr, OPENS: tl.constexpr, LIMIT: tl.constexpr,
+    x, weights, out, share, ids, experts, n_ids, n_columns, depth, n_rows, out_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
-    PARTS: tl.constexpr, PROGRAMS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     n_high = tl.load(n_ids) // ROWS
     n_wide = n_columns // COLUMNS
@@ -171,51 +168,18 @@ def _by_expert_kernel(
         high = min(n_high - first, GROUP)
         place = block % (GROUP * n_wide)
         row_block, column_block = first + place % high, place // high
-        by_expert = row_block * ROWS + tl.arange(0, ROWS)
-        row = tl.load(ids + by_expert)
+        weight_row = tl.load(experts + row_block) * n_columns + column_block * COLUMNS
+        found = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for at in range(0, depth, DEPTH):
+            rows = x.load([row_block * ROWS, at])
+            found = tl.dot(rows, weights.load([weight_row, at]).T, found)
+        row = tl.load(ids + row_block * ROWS + tl.arange(0, ROWS))
         inside = (row < n_rows)[:, None]
         row = tl.minimum(row, n_rows - 1)
-        weight_row = tl.load(experts + row_block) * n_columns + column_block * COLUMNS
-        if A_TOKEN > 0:
-            x_at = x + (row // A_TOKEN).to(tl.int64)[:, None] * x_stride
-            x_at += tl.arange(0, DEPTH)[None, :]
-        found = tl.zeros((ROWS, COLUMNS), tl.float32)
-        odd = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for at in range(0, depth, DEPTH * PARTS):
-            rows = tl.load(x_at + at) if A_TOKEN > 0 else x.load([row_block * ROWS, at])
-            found = tl.dot(rows, weights.load([weight_row, at]).T, found)
-            if PARTS == 2:
-                at += DEPTH
-                rows = tl.load(x_at + at) if A_TOKEN > 0 else x.load([row_block * ROWS, at])
-                odd = tl.dot(rows, weights.load([weight_row, at]).T, odd)
-        if PARTS == 2:
-            found += odd
-        if OPENS:
-            rounded = found.to(out.dtype.element_ty).to(tl.float32)
-            gate, up = tl.split(tl.reshape(rounded, (ROWS, COLUMNS // 2, 2)))
-            if LIMIT > 0:
-                gate = tl.minimum(gate, LIMIT)
-                up = tl.clamp(up, -LIMIT, LIMIT)
-            opened = rounded_silu(gate, up, out.dtype.element_ty)
-            column = column_block * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
-            at = out + by_expert.to(tl.int64)[:, None] * out_stride + column[None, :]
-            tl.store(at, opened.to(out.dtype.element_ty))
-        else:
-            part_of = tl.load(share + row)[:, None]
-            if share.dtype.element_ty != tl.float32:
-                found = found.to(out.dtype.element_ty).to(tl.float32)
-            found = found * part_of.to(tl.float32)
-            column = column_block * COLUMNS + tl.arange(0, COLUMNS)
-            at = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-            tl.store(at, found.to(out.dtype.element_ty), inside)
-
-
-class Opening(NamedTuple):
-    """The options of the activation silu(gate) * up after the first product."""
-
-    a_token: int  # the number of experts per row of `x`
-    # Gates are clamped to at most `limit`, and `up` to -limit .. limit; 0: no clamping.
-    limit: float
+        found = found * tl.load(share + row)[:, None]
+        column = column_block * COLUMNS + tl.arange(0, COLUMNS)
+        at = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+        tl.store(at, found.to(out.dtype.element_ty), inside)
 
 
 def product_by_expert_(
@@ -224,53 +188,28 @@ def product_by_expert_(
     """Computes the second product of an MoE layer, and writes it to out (n, m).
 
     `x`: (rows_by_expert(rows, tile), k), in the order of `rows.ids`. `weights`: (experts, m, k).
-    `share`: (n,), the router's weight for each row of `out`, which is multiplied in float32. If
-    `share` is 16-bit, sums are rounded to 16 bits before the multiplication, as in vLLM's Marlin
-    kernel. See `can_multiply_by_expert`.
-    """
-    _by_expert(out, x, weights, share, rows, tile)
-
-
-def open_by_expert_(
-    out: Tensor, x: Tensor, weights: Tensor, rows: Rows, tile: Tile, opening: Opening
-) -> None:
-    """Computes the first product of an MoE layer and its activation silu(gate) * up, and writes the
-    result to `out`.
-
-    `out`: (rows_by_expert(rows, tile), m), in the order of `rows.ids`. `x`: (n, k). `weights`:
-    (experts, 2 m, k); even rows of an expert are for gates, odd rows for `up`. See
+    `share`: (n,), the router's weight for each row of `out`, which is multiplied in float32. See
     `can_multiply_by_expert`.
     """
-    _by_expert(out, x, weights, x, rows, tile, opening)
-
-
-def _by_expert(
-    out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, tile: Tile,
-    opening: Opening | None = None,
-) -> None:  # fmt: skip
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     n_columns, depth = weights.shape[1:]
     flat = weights.view(-1, depth)
-    read: Any = x
-    if opening is None:
-        read = TensorDescriptor(x, [*x.shape], [depth, 1], [tile.rows, tile.depth])
-    a_token, limit = opening or (0, 0.0)
     programs = torch.cuda.get_device_properties(out.device).multi_processor_count
     _by_expert_kernel[(programs,)](
-        read, TensorDescriptor(flat, [*flat.shape], [depth, 1], [tile.columns, tile.depth]),
-        out, share, *rows, n_columns, depth, len(x) * a_token if a_token else len(out),
-        depth, out.stride(0), A_TOKEN=a_token, OPENS=opening is not None, LIMIT=limit,
-        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=tile.group, PARTS=tile.parts,
+        TensorDescriptor(x, [*x.shape], [depth, 1], [tile.rows, tile.depth]),
+        TensorDescriptor(flat, [*flat.shape], [depth, 1], [tile.columns, tile.depth]),
+        out, share, *rows, n_columns, depth, len(out), out.stride(0),
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=tile.group,
         PROGRAMS=programs, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
 
 
 def can_multiply_by_expert(x: Tensor, weights: Tensor) -> bool:
     """Returns True if the GPU's tensor memory accelerator can read these tensors, so that
-    `product_by_expert_` and `open_by_expert_` support them.
+    `product_by_expert_` supports them.
 
-    Does not check that this rank has all experts, which both functions require.
+    Does not check that this rank has all experts, which that function requires.
     """
     return (
         torch.cuda.get_device_capability(x.device)[0] >= _HOPPER

@@ -31,10 +31,9 @@ class ProofSettings(Theme):
     decode_codebook: str = ""
     """Path of the network's file with the 16 points of decode proofs (16 x 256 little-endian
     float32) on each worker's machine. Workers refuse other files. Empty: Proofline's own file."""
-    experts: Literal["exact", "fast", "same"] = "same"
+    experts: Literal["exact", "same"] = "same"
     """How proofs multiply MXFP4 experts (DeepSeek-V4) on Hopper GPUs. exact: with vLLM's kernel.
-    same: in bfloat16 with vLLM's bits, if several GB of GPU memory are free. fast: like same, but
-    with other bits (docs/rates.md)."""
+    same: with a faster kernel that has vLLM's bits."""
     rpc_timeout_ms: int = Field(60_000, ge=1)
     """Milliseconds that one call into the engine may take before the engine counts as lost."""
     worker_ttl_s: int = Field(10, ge=2)

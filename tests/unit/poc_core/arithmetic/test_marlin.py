@@ -1,4 +1,4 @@
-"""Experts in 4 bits come back from vLLM's Marlin layout, by Triton's interpreter and on a GPU."""
+"""vLLM's Marlin layout of experts in 4 bits, and Marlin's order of sums."""
 
 from inspect import signature
 from itertools import pairwise
@@ -11,7 +11,7 @@ from tests.harness.marks import needs_vllm
 from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-EXPERTS, ROWS, DEPTH = 2, 128, 256
+ROWS, DEPTH = 128, 256
 
 
 def marlin_words(codes: Tensor) -> Tensor:
@@ -39,36 +39,6 @@ def marlin_scales(scales: Tensor) -> Tensor:
     return ordered.reshape(scales.shape)
 
 
-def weights() -> tuple[Tensor, Tensor, Tensor]:
-    """Words, scales, and the numbers that they mean."""
-    torch.manual_seed(0)
-    codes = torch.randint(0, 16, (EXPERTS, ROWS, DEPTH))
-    exponents = torch.randint(100, 140, (EXPERTS, ROWS, DEPTH // 32), dtype=torch.uint8)
-    values = torch.tensor([*E2M1, *(-one for one in E2M1)])[codes].view(EXPERTS, ROWS, -1, 32)
-    expected = (values * (exponents.float() - 127).exp2()[..., None]).view(codes.shape)
-    words = torch.stack([marlin_words(one.T) for one in codes])
-    scales = torch.stack([marlin_scales(one.T) for one in exponents])
-    return words, scales.view(torch.float8_e8m0fnu), expected.bfloat16()
-
-
-def check(device: str = "cpu") -> None:
-    from poc_core.fused.marlin import can_unpack, unpack_
-
-    words, scales, expected = (one.to(device) for one in weights())
-    assert can_unpack(words, scales)
-    assert not can_unpack(words, scales[:, :, :64])
-    in_pairs = expected.view(EXPERTS, 2, ROWS // 2, DEPTH).transpose(1, 2).reshape(expected.shape)
-    for pairs, numbers in ((False, expected), (True, in_pairs)):
-        out = torch.full_like(expected, float("nan"))
-        unpack_(out, words, scales, pairs)
-        assert torch.equal(out.view(torch.int16), numbers.view(torch.int16))
-
-
-@pytest.mark.xdist_group("interpreted")
-def test_unpacked_weights_are_those_that_were_packed() -> None:
-    run_interpreted(__name__, "check()")
-
-
 def divided(n_tiles: int, n_steps: int, programs: int) -> list[list[range]]:
     """The ranges of steps of each tile, in the order in which Marlin adds their sums: every program
     computes as many steps as another, those of the divided tiles one after the other."""
@@ -91,14 +61,21 @@ def check_last_tiles(n_blocks: int) -> None:
     from unittest import mock
 
     from poc_core.fused import marlin
-    from poc_core.fused.experts import Opening, Rows
+    from poc_core.fused.experts import Rows
+    from poc_core.fused.marlin import Opening
 
     torch.manual_seed(0)
     depth, columns, wide, programs, n_experts = 320, 256, 64, 3, 2
     n, n_steps = n_blocks * 64 - 5, depth // 64
     values = torch.zeros(n, depth)
     values[:, ::32] = torch.randn(n, depth // 32) * 10.0 ** torch.randint(0, 8, (depth // 32,))
-    weights = torch.randint(-2, 3, (n_experts, columns, depth)).float()
+    codes = torch.randint(0, 16, (n_experts, columns, depth))
+    exponents = torch.randint(100, 140, (n_experts, columns, depth // 32), dtype=torch.uint8)
+    weights = torch.tensor([*E2M1, *(-one for one in E2M1)])[codes].view(n_experts, columns, -1, 32)
+    weights = (weights * (exponents.float() - 127).exp2()[..., None]).view(codes.shape)
+    words = torch.stack([marlin_words(one.T) for one in codes])
+    scales = torch.stack([marlin_scales(one.T) for one in exponents])
+    packed = words, scales.view(torch.float8_e8m0fnu)
     ids = torch.cat([torch.arange(n), torch.full((5 + 64,), n)]).int()
     experts = torch.tensor([0] + [1] * n_blocks, dtype=torch.int32)
     rows = Rows(ids, experts, torch.tensor([n_blocks * 64], dtype=torch.int32))
@@ -121,13 +98,10 @@ def check_last_tiles(n_blocks: int) -> None:
     gpu = mock.Mock(multi_processor_count=programs)
     with mock.patch.object(torch.cuda, "get_device_properties", return_value=gpu):
         plain = torch.full((n, columns), torch.nan)
-        marlin.last_tiles_(plain, values, weights, share, rows, place, division)
+        marlin.last_tiles_(plain, values, *packed, share, rows, place, division)
         gates, up = expected.chunk(2, -1)
-        pairs = weights.view(n_experts, 2, -1, depth).transpose(1, 2).reshape(weights.shape)
         opened = torch.full((n, columns // 2), torch.nan)
-        marlin.last_tiles_(
-            opened, values, pairs.contiguous(), share, rows, place, division, Opening(1, 0.0)
-        )
+        marlin.last_tiles_(opened, values, *packed, share, rows, place, division, Opening(1, 0.0))
     is_last = ~plain.isnan()
     assert is_last[-1].all()
     assert torch.equal(plain[is_last], (expected * share[:, None])[is_last])
@@ -141,12 +115,6 @@ def check_last_tiles(n_blocks: int) -> None:
 @pytest.mark.parametrize("n_blocks", [1, 2, 5])
 def test_divided_tiles_are_summed_in_marlins_order(n_blocks: int) -> None:
     run_interpreted(__name__, f"check_last_tiles({n_blocks})")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_unpacked_weights_are_those_that_were_packed_on_a_gpu() -> None:
-    check("cuda")
 
 
 @needs_vllm

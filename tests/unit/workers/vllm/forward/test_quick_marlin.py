@@ -1,4 +1,5 @@
-"""Unpacked experts stand in for Marlin's where their result differs by the order of sums alone."""
+"""The kernel for experts in 4 bits stands in for Marlin's where it has the same bits and takes less
+time."""
 
 from inspect import Parameter, Signature
 from itertools import cycle
@@ -15,6 +16,7 @@ from tests.harness.marks import needs_vllm
 pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process has loaded vLLM
 
 TOKENS, COLUMNS, MIDDLE, EXPERTS, A_TOKEN = 16, 256, 256, 3, 2
+RIGHT = (256, 1), (128, 2)  # divisions of both products
 NAMES = [
     *("output", "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation"),
     *("global_num_experts", "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2"),
@@ -26,7 +28,7 @@ class Marlin:
     """vLLM's MarlinExperts as the hook finds them; `by`: who computed."""
 
     by: list[str]
-    ways: list[tuple[int, int] | None]
+    divisions: list[tuple[tuple[int, int], ...]]
     quant_config = SimpleNamespace(use_mxfp4_w4a16=True, gemm1_clamp_limit=7.0)
     activation_config = SimpleNamespace(alpha=1.0, beta=0.0)
     w1_bias = w2_bias = g1_alphas = g2_alphas = input_dtype = None
@@ -51,30 +53,31 @@ def experts(monkeypatch: pytest.MonkeyPatch) -> Marlin:
     from workers.vllm.release import custom_ops
 
     marlin = Marlin()
-    marlin.by, marlin.ways = [], []
-    monkeypatch.setenv("POC_EXPERTS", "fast")
+    marlin.by, marlin.divisions = [], []
+    monkeypatch.delenv("POC_EXPERTS", raising=False)
     monkeypatch.setattr(custom_ops, "marlin_experts", lambda: Marlin)
     monkeypatch.setattr(fused, "is_on", lambda device: True)
     monkeypatch.setattr(quick_marlin, "LEAST", TOKENS * A_TOKEN)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**34, 2**34))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
-    monkeypatch.setattr(quick_marlin, "compute", computed_by(marlin, 2.004))
+    monkeypatch.setattr(quick_marlin, "compute", computed_by(marlin, {RIGHT}))
     ms = cycle((1.0, 2.0))  # ours, Marlin's
     monkeypatch.setattr(quick_marlin, "milliseconds", lambda compute: next(ms))
     return marlin
 
 
-def computed_by(marlin: Marlin, *factors: float) -> Any:
-    """The results by each way, the last for all further ones."""
-    left = [*factors]
+def computed_by(marlin: Marlin, *trials: set[Any]) -> Any:
+    """The results. `trials`: the divisions that give Marlin's bits in each trial, the last for all
+    further calls.
+    """
+    left = [one for one in trials[:-1] for _ in range(4)]
 
-    def compute(call: Any, unpacked: Tensor, way: Any) -> None:
-        assert unpacked.numel() >= EXPERTS * 2 * MIDDLE * COLUMNS
-        assert (call.limit, call.shapes[0]) == (7.0, (EXPERTS, 2 * MIDDLE, COLUMNS))
-        assert call.shapes[1] == (EXPERTS, COLUMNS, MIDDLE)
+    def compute(call: Any, divisions: Any) -> None:
+        assert call.limit == 7.0
         marlin.by.append("ours")
-        marlin.ways.append(way.division)
-        call.out.copy_(call.x * (left.pop(0) if len(left) > 1 else left[0]))
+        marlin.divisions.append(divisions)
+        right = left.pop(0) if left else trials[-1]
+        call.out.copy_(call.x * (2.0 if divisions in right else 2.004))
 
     return compute
 
@@ -96,61 +99,27 @@ def call(marlin: Marlin, quick: Any, n: int = 2, tokens: int = TOKENS, **other: 
     marlin.apply(**given)
 
 
-def test_the_first_call_is_a_trial_and_chat_keeps_marlin(experts: Marlin) -> None:
-    from workers.vllm.forward.quick_marlin import QuickMarlin
+@pytest.mark.parametrize("said", ["same", None])
+def test_the_first_call_is_a_trial_and_chat_keeps_marlin(
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    from workers.vllm.forward.quick_marlin import EVERY, QuickMarlin
 
+    if said:
+        monkeypatch.setenv("POC_EXPERTS", said)
     call(experts, QuickMarlin())
-    assert experts.by == ["own", "ours", "ours", "ours", "own"]
+    assert experts.by == ["own", *["ours"] * 6, "own"]
+    assert experts.divisions == [*EVERY, RIGHT, RIGHT]
 
 
-def test_a_result_that_lies_apart_is_not_used(
-    experts: Marlin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from workers.vllm.forward import quick_marlin
-
-    monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, 2.1))
-    call(experts, quick_marlin.QuickMarlin())
-    assert experts.by == ["own", "ours", "own", "own", "own"]
-    assert "apart" in caplog.text
-
-
-def test_a_gpu_without_room_keeps_marlin(
-    experts: Marlin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_another_gpu_than_hoppers_keeps_marlin(
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from workers.vllm.forward.quick_marlin import QuickMarlin
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**29, 2**34))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     call(experts, QuickMarlin())
     assert experts.by == ["own"] * 3
-    assert "a smaller --gpu-memory-utilization" in caplog.text
-
-
-@pytest.mark.parametrize(("free", "last"), [(2**29, "ours"), (2**34, "own")])
-def test_shapes_outlive_a_larger_one_that_finds_no_memory(
-    experts: Marlin, monkeypatch: pytest.MonkeyPatch, free: int, last: str
-) -> None:
-    from workers.vllm.forward import quick_marlin
-
-    quick = quick_marlin.QuickMarlin()
-    call(experts, quick)
-    small = experts.w1_scale, experts.w2_scale
-    experts.w1_scale, experts.w2_scale = (torch.cat([one] * 2) for one in small)
-    larger = {
-        "w1": torch.zeros(2 * EXPERTS, COLUMNS // 16, 4 * MIDDLE, dtype=torch.int32),
-        "w2": torch.zeros(2 * EXPERTS, MIDDLE // 16, 2 * COLUMNS, dtype=torch.int32),
-    }
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 2**34))
-    with monkeypatch.context() as patch:  # the memory is free, but not in one piece
-        patch.setattr(Tensor, "new_empty", refused)
-        call(experts, quick, n=1, **larger)
-    assert experts.by[-2:] == ["own", "own"]
-    experts.w1_scale, experts.w2_scale = small
-    call(experts, quick, n=1)
-    assert experts.by[-2] == last
-
-
-def refused(*args: Any) -> Tensor:
-    raise torch.OutOfMemoryError("no piece of this size")
 
 
 @pytest.mark.parametrize(
@@ -172,36 +141,46 @@ def test_what_the_kernels_do_not_compute_is_left_to_marlin(
     assert experts.by == ["own"] * 3
 
 
-@pytest.mark.parametrize("said", ["same", None])
-def test_the_same_sums_are_those_whose_bits_are_marlins(
-    experts: Marlin, monkeypatch: pytest.MonkeyPatch, said: str | None
+def test_a_trial_that_cannot_tell_divisions_apart_is_repeated(
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from workers.vllm.forward import quick_marlin
 
-    monkeypatch.delenv("POC_EXPERTS")
-    if said:
-        monkeypatch.setenv("POC_EXPERTS", said)
-    monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, 2.004, 2.0))
-    call(experts, quick_marlin.QuickMarlin())
-    assert experts.by == ["own", "ours", "ours", "ours", "ours", "own"]
-    assert experts.ways == [(128, 2), (256, 1), (256, 1), (256, 1)]
+    every = {*quick_marlin.EVERY}
+    by = computed_by(experts, every, {RIGHT, ((128, 2), (128, 2))}, {RIGHT})
+    monkeypatch.setattr(quick_marlin, "compute", by)
+    call(experts, quick_marlin.QuickMarlin(), n=4)
+    a_trial = ["own", *["ours"] * 4]
+    assert experts.by == [*a_trial, "own", *a_trial, "own", *a_trial, "ours", "ours", "own"]
+    assert experts.divisions[12:] == [RIGHT, RIGHT]
+
+
+def test_divisions_that_no_trial_tells_apart_are_left_to_marlin(
+    experts: Marlin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.vllm.forward import quick_marlin
+
+    every = {*quick_marlin.EVERY}
+    monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, every))
+    trials = quick_marlin.MOST_TIES + 1
+    call(experts, quick_marlin.QuickMarlin(), n=trials + 3)
+    assert experts.by == [*trials * ["own", *["ours"] * 4, "own"], *["own"] * 4]
 
 
 @pytest.mark.parametrize(
-    ("factor", "ms", "words"), [(2.004, 1.0, "apart from Marlin's"), (2.0, 3.0, "")]
+    ("right", "ms", "words"), [(set(), 1.0, "gives other bits: not used"), ({RIGHT}, 3.0, "")]
 )
 def test_other_bits_and_slower_ones_are_left_to_marlin(
     experts: Marlin,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    factor: float,
+    right: set[Any],
     ms: float,
     words: str,
 ) -> None:
     from workers.vllm.forward import quick_marlin
 
-    monkeypatch.setenv("POC_EXPERTS", "same")
-    monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, factor))
+    monkeypatch.setattr(quick_marlin, "compute", computed_by(experts, right))
     times = cycle((ms, 2.0))
     monkeypatch.setattr(quick_marlin, "milliseconds", lambda compute: next(times))
     call(experts, quick_marlin.QuickMarlin())
@@ -257,10 +236,9 @@ def test_products_in_marlins_order_have_its_bits_on_a_gpu(tokens: int, middle: i
         out, x, (weights[0], weights[1]), (scales[0], scales[1]), share, chosen.int(), spaces,
         lambda rows: _custom_ops.moe_sum(rows, out), 0.0,
     )  # fmt: skip
-    unpacked = x.new_empty(max(n * columns * depth for n, columns, depth in layer.shapes))
     differing = {}
-    for way in quick_marlin.SAME_WAYS:
+    for divisions in quick_marlin.EVERY:
         out.fill_(float("nan"))
-        quick_marlin.compute(layer, unpacked, way)
-        differing[way.division] = int((out != expected).sum())
+        quick_marlin.compute(layer, divisions)
+        differing[divisions] = int((out != expected).sum())
     assert 0 in differing.values(), differing

@@ -253,7 +253,7 @@ def test_where_the_model_lies_is_each_hosts_own_matter(group: Any) -> None:
     [
         ("PROOFLINE_FUSED", "on", "on", "off"),
         ("PROOFLINE_GRAPHS", None, "", "off"),
-        ("POC_EXPERTS", "same", "same", "fast"),
+        ("POC_EXPERTS", "same", "same", "exact"),
     ],
 )
 def test_hosts_agree_on_what_their_ranks_do_together(
