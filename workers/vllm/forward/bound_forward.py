@@ -118,17 +118,14 @@ def transformed(
     the output with the result of `scheme`'s transformation. None leaves out the watch or the
     transformation.
     """
-    handles = []
-    try:
+    with ExitStack() as hooks:
         for index in layers:
             if watch is not None:
-                handles.append(modules[index].register_forward_hook(_looked_at(watch)))
+                hooks.enter_context(modules[index].register_forward_hook(_looked_at(watch)))
             if scheme is not None:
-                handles.append(modules[index].register_forward_hook(_after_layer(scheme, index)))
+                after = _after_layer(scheme, index)
+                hooks.enter_context(modules[index].register_forward_hook(after))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _looked_at(watch: Watch) -> Any:

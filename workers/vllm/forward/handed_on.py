@@ -6,7 +6,7 @@ connections in one kernel with its first operations, which rounds differently.
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,14 +31,12 @@ def handed_on(
     `own`: the layers of this rank. `state`: the input of the forward pass.
     """
     kept: dict[str, Tensor] = {}
-    handles = []
     first, last = modules[layers.start], modules[layers.stop - 1]
     given = {name.removeprefix(_PREFIX): x for name, x in state.items() if name.startswith(_PREFIX)}
-    try:
+    with ExitStack() as hooks:
         if given:
-            handles.append(
-                first.register_forward_pre_hook(_in_place_of_arguments(given), with_kwargs=True)
-            )
+            replace = _in_place_of_arguments(given)
+            hooks.enter_context(first.register_forward_pre_hook(replace, with_kwargs=True))
         if layers.stop != own.stop and (names := NAMES.get(type(last).__name__)):
 
             def keep(_module: Any, _args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -46,11 +44,8 @@ def handed_on(
                 # DeepSeek-V4's model closes the connections of its input; the result is not used.
                 return tuple(x[:1] for x in output)
 
-            handles.append(last.register_forward_hook(keep))
+            hooks.enter_context(last.register_forward_hook(keep))
         yield kept
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _in_place_of_arguments(given: Mapping[str, Tensor]) -> Any:

@@ -5,7 +5,7 @@ worker processes.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -66,18 +66,12 @@ def marked_norms(model: nn.Module) -> Iterator[None]:
     def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
         ranges.pop().__exit__(None, None, None)
 
-    handles = []
-    try:
+    with ExitStack() as hooks:
         for module in model.modules():
             if type(module).__name__.endswith("Norm"):
-                handles += [
-                    module.register_forward_pre_hook(enter),
-                    module.register_forward_hook(leave),
-                ]
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def profiled(

@@ -4,7 +4,7 @@ gate.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -83,19 +83,16 @@ class Gates:
         if first_experts is None:
             yield
             return
-        handles, asked = [], [0]
-        place = self.first
+        asked, place = [0], self.first
         wanted: list[tuple[int, nn.Module]] = []
         for index, gates in self._by_layer.items():
             wanted += [(place + i, gate) for i, gate in enumerate(gates) if index in layers]
             place += len(gates)
-        try:
+        with ExitStack() as hooks:
             for number, gate in wanted:
-                handles.append(gate.register_forward_hook(self._seed(number, first_experts, asked)))
+                seed = self._seed(number, first_experts, asked)
+                hooks.enter_context(gate.register_forward_hook(seed))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
         if asked[0] != len(wanted):
             raise RuntimeError(
                 f"{asked[0]} of {len(wanted)} gates were asked: this model's router cannot be"

@@ -3,8 +3,7 @@ separate from chat's caches.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -134,10 +133,8 @@ class StepCaches:
         for place in self.places:
             place.is_taken = False
 
-    @contextmanager
-    def bound(self, place: Place) -> Iterator[None]:
+    def bound(self, place: Place) -> AbstractContextManager[None]:
         """Inside the context, the attention layers use the caches of `place`. Restores chat's
         caches afterwards, also after an error.
         """
-        with self._scratch.bound_to(place.caches):
-            yield
+        return self._scratch.bound_to(place.caches)
