@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -98,19 +97,17 @@ class Deploying:
             "/api/v1/inference/up/status.",
         )
 
-    async def until_gone(
-        self, generation: int, clock: Callable[[], float] = time.monotonic
-    ) -> Done:
+    async def until_gone(self, generation: int) -> Done:
         """Waits until all hosts have ended their engines. Raises HTTPException 500 if an engine
         still runs after _GONE_S seconds.
         """
-        deadline = clock() + _GONE_S
+        deadline = time.monotonic() + _GONE_S
         while True:
             status = await to_thread.run_sync(self._deployments.status)
             superseded = status.record is not None and status.record.generation > generation
             if status.is_gone or superseded:
                 return Done()
-            if clock() > deadline:
+            if time.monotonic() > deadline:
                 raise HTTPException(
                     500, f"Engines still end on {_busy(status)}; look into the logs there."
                 )

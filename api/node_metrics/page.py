@@ -37,16 +37,10 @@ class Node(NamedTuple):
 class Page:
     """Renders and caches the answer of /api/v1/metrics. Runs on one event loop."""
 
-    def __init__(
-        self,
-        look: Callable[[], Node],
-        ask: Ask,
-        clock: Callable[[], float] = time.time,
-        fresh_s: float = FRESH_S,
-    ) -> None:
+    def __init__(self, look: Callable[[], Node], ask: Ask, fresh_s: float = FRESH_S) -> None:
         """`look`: reads the node's records from Redis, in a thread. `ask`: fetches metrics."""
         self._look = look
-        self._readings = EngineReadings(ask, clock)
+        self._readings = EngineReadings(ask)
         self._cpu = CpuShares()
         self._fresh_s = fresh_s
         self._text = b""

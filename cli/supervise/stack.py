@@ -243,17 +243,17 @@ class Stack:
         """The pid of the Redis that the stack started; None if there is none or it does not run."""
         return self._redis.pid if self._redis else None
 
-    def log_tail(self, name: str, lines: int = ERROR_TAIL_LINES) -> list[str]:
+    def log_tail(self, name: str) -> list[str]:
         """Returns the last lines in the log of the process `name`: "api", "redis" or "courier"."""
         return [
             line
             for child in self._children()
             if child.spec.name == name
-            for line in child.tail[-lines:]
+            for line in child.tail[-ERROR_TAIL_LINES:]
         ]
 
-    def worker_log(self, index: int = 0, lines: int = ERROR_TAIL_LINES) -> list[str]:
-        return self._workers[index].tail[-lines:]
+    def worker_log(self, index: int = 0) -> list[str]:
+        return self._workers[index].tail[-ERROR_TAIL_LINES:]
 
     def api_command(self) -> list[str]:
         ports = [word for port in self._ports for word in ("--port", str(port))]

@@ -335,9 +335,9 @@ class JobStore(Store):
             n_bytes -= len(piece)
             index += 1
 
-    def active_jobs(self, model: str, most: int = 0) -> list[str]:
-        """Returns the ids of a model's active jobs, the oldest first. `most`: 0 for all."""
-        return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
+    def active_jobs(self, model: str) -> list[str]:
+        """Returns the ids of a model's active jobs, the oldest first."""
+        return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, -1)]
 
     def recount(self) -> int:
         """Counts the queued nonces again, without those of expired jobs. Returns the new count."""
