@@ -80,10 +80,14 @@ def progress_bar(unit: str) -> "Progress":
 
 def check_output(output: Path | None, option: str = "--output") -> None:
     """Raises UsageError if --output cannot be written. `option`: the option's name in the error."""
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+    try:
+        is_wrong = output and (output.is_dir() or not output.absolute().parent.is_dir())
+    except OSError:  # too long a name, or a directory that may not be entered
+        is_wrong = True
+    if is_wrong:
         raise UsageError(
-            f"{output} cannot be written: it is a directory, or its directory is missing;"
-            f" choose another {option}."
+            f"{output} cannot be written: it is a directory, its directory is missing, or its name"
+            f" is too long; choose another {option}."
         )
 
 

@@ -80,18 +80,21 @@ def shown(name: str, value: Any) -> Any:
 
 
 def _without_password(url: str) -> str:
-    parts = urlsplit(redacted(url) or "")
+    try:
+        parts = urlsplit(redacted(url) or "")
+    except ValueError:  # no url, but it may contain a password
+        return HIDDEN
     query = [(key, HIDDEN if "password" in key else value) for key, value in parse_qsl(parts.query)]
     return parts._replace(query=urlencode(query, safe="*/")).geturl()
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """Returns the variables that a .env file sets; {} if the file does not exist."""
-    if not path.is_file():
+    """Returns the variables that a .env file sets; {} if the file cannot be read."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
         return {}
-    pairs = re.findall(
-        r"^\s*(?:export\s+)?(\w+)\s*=\s*(.*?)\s*$", path.read_text(), flags=re.MULTILINE
-    )
+    pairs = re.findall(r"^\s*(?:export\s+)?(\w+)\s*=\s*(.*?)\s*$", text, flags=re.MULTILINE)
     return {name.upper(): re.sub(r"""^(['"])(.*)\1$""", r"\2", value) for name, value in pairs}
 
 

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from cli import options
 from cli.supervise.ports import reserve_port
 from cli.terminal import UsageError, note
+from poc_core.redis_at.url import read_password
 from poc_core.settings import load_settings
 from poc_core.state import scripts
 from poc_core.state.client import connect, refuse_wrong
@@ -71,11 +72,9 @@ def credentials(password_file: Path | None) -> str:
         note(f"flower: the user and password of this run are {made_up}; choose others with {AUTH}")
         return made_up
     try:
-        password = password_file.read_text().strip()
-    except OSError as error:
-        raise UsageError(
-            f"The password file {password_file} cannot be read: {error.strerror}."
-        ) from error
+        password = read_password("The password file", password_file)
+    except ValueError as error:
+        raise UsageError(f"{error}.") from None
     if not password or "," in password:
         raise UsageError(f"{password_file} must hold one password, without commas.")
     return f"{USER}:{password}"

@@ -136,7 +136,7 @@ class LocalRedis:
     lock_fd: int = field(init=False)
 
     def __post_init__(self) -> None:
-        directory = str(self.data_dir.resolve())
+        directory = os.path.realpath(self.data_dir)
         if '"' in directory or "\\" in directory or not directory.isprintable():
             raise RedisServerError(
                 f"Redis cannot work in {directory!r}; choose a --data-dir with a plain name."

@@ -3,6 +3,7 @@ proofs), or the result of validating chains.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +72,11 @@ def read_machines(paths: Sequence[Path]) -> list[Machine]:
 
     Raises UsageError if a file is invalid, or is given twice.
     """
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for path in paths:
-        if path.resolve() in seen:
+        if (place := os.path.realpath(path)) in seen:
             raise UsageError(f"{path} is given twice; each file is one machine or one run.")
-        seen.add(path.resolve())
+        seen.add(place)
     stems = [path.stem for path in paths]
     names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
     return [_read(path, name) for path, name in zip(paths, names, strict=True)]

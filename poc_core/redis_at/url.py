@@ -102,7 +102,10 @@ def read_password(option: str, file: str | Path) -> str:
     try:
         return Path(file).read_text().strip()
     except OSError as error:
-        raise ValueError(f"{option} {file} cannot be read ({error.strerror})") from None
+        why = error.strerror
+    except UnicodeDecodeError:
+        why = "it is not UTF-8 text"
+    raise ValueError(f"{option} {file} cannot be read ({why})")
 
 
 def _of_sentinels(tls: bool, rest: str) -> RedisUrl:

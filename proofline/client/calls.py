@@ -6,6 +6,7 @@ AsyncClient and Client send these calls. Use `Client.call` for a call that has n
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 from poc_core import answers
 from proofline.client.bodies import Body, as_json, placed
@@ -61,7 +62,7 @@ def validation(
 
 
 def job_path(request_id: str) -> str:
-    return f"{PREFIX}/generate/{request_id}"
+    return f"{PREFIX}/generate/{quote(request_id, safe='', errors='replace')}"
 
 
 def job(request_id: str) -> Call[Document]:

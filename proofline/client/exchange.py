@@ -34,6 +34,7 @@ def base_url(url: str | None) -> str:
     try:
         parsed = httpx.URL(base)
         host = parsed.host
+        host.encode("idna")  # as the connection does
     except (httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: of IDNA
         raise UrlError(f"{url!r} cannot be read ({error}).") from error
     if parsed.scheme not in ("http", "https") or not host:

@@ -151,7 +151,8 @@ def test_a_directory_is_free_again_after_its_release(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "redis.conf").mkdir()
-    for folder in (tmp_path / "file" / "data", tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for folder in (tmp_path / "file" / "data", tmp_path, tmp_path / "loop"):
         with pytest.raises(RedisServerError, match=r"Cannot write to .* choose another --data-dir"):
             LocalRedis(folder)
 

@@ -366,7 +366,10 @@ def test_a_call_without_a_method_is_sent_all_the_same(both: Callable[..., Both])
     assert seen == ["GET /api/v1/inference/pow/status"]
 
 
-@pytest.mark.parametrize("url", ["", "ftp://127.0.0.1", "http://", "http://[::1", "http://xn--a:1"])
+@pytest.mark.parametrize(
+    "url",
+    ["", "ftp://127.0.0.1", "http://", "http://[::1", "http://xn--a:1", "../..", f"{'x' * 64}:1"],
+)
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(UrlError):

@@ -126,12 +126,16 @@ class TestPasswordFile:
             load_settings(redis_url="redis://:own@redis:1/0").redis_url == "redis://:own@redis:1/0"
         )
 
-    def test_one_that_cannot_be_read_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", "/not/there")
-        with pytest.raises(
-            SettingsError, match="POC_REDIS_PASSWORD_FILE /not/there cannot be read"
-        ):
-            load_settings()
+    def test_one_that_cannot_be_read_is_an_error(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "binary").write_bytes(b"\xff\xfe")
+        for file in (tmp_path / "nowhere", tmp_path / "binary"):
+            monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", str(file))
+            with pytest.raises(
+                SettingsError, match=f"POC_REDIS_PASSWORD_FILE {file} cannot be read"
+            ):
+                load_settings()
 
 
 @pytest.mark.parametrize(

@@ -193,11 +193,11 @@ def test_generate_writes_to_a_file(fake: FakeApi, tmp_path: Path) -> None:
 def test_an_output_that_cannot_be_written_is_refused_before_any_work(
     fake: FakeApi, tmp_path: Path
 ) -> None:
-    path = tmp_path / "missing" / "out.json"
-    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0", "-o", str(path))
-    assert answer.exit_code == 2
-    assert "choose another --output" in answer.output
-    assert fake.submitted == []
+    for path in (tmp_path / "missing" / "out.json", tmp_path / ("x" * 5000)):
+        answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0", "-o", str(path))
+        assert answer.exit_code == 2
+        assert "choose another --output" in answer.output
+        assert fake.submitted == []
 
 
 def test_generate_can_wait_for_a_job_submitted_earlier(fake: FakeApi) -> None:
@@ -205,6 +205,8 @@ def test_generate_can_wait_for_a_job_submitted_earlier(fake: FakeApi) -> None:
     assert json.loads(answer.stdout) == RESULT
     assert fake.polled == ["job-7"]
     assert fake.submitted == []
+    assert fake.run("generate", "--request-id", "../x\n").exit_code == 0
+    assert fake.polled[-1] == "..%2Fx%0A"
 
 
 def test_generate_says_what_is_missing(fake: FakeApi) -> None:

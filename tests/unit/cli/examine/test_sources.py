@@ -116,3 +116,19 @@ def test_a_value_that_cannot_be_used_is_named(
     answer = runner.invoke(app, ["config"])
     assert answer.exit_code == 2
     assert "POC_MAX_WAITING_REQUESTS" in answer.stderr
+
+
+def test_what_is_no_url_and_a_file_that_cannot_be_read_are_no_errors(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POC_HOST_NAME", f"http://user:{SECRET}@[::1")
+    (tmp_path / ".env").write_bytes(b"POC_MAX_WAITING_REQUESTS=7\n# \xff\n")
+    found = shown(runner)
+    assert found["POC_HOST_NAME"] == ("***", "environment")
+    assert ".env sets it" in found["POC_MAX_WAITING_REQUESTS"][1]
+    monkeypatch.setattr(Path, "read_text", denied)
+    assert found.keys() == shown(runner).keys()
+
+
+def denied(*_: object, **__: object) -> str:
+    raise PermissionError(13, "Permission denied")

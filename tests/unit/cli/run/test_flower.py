@@ -40,10 +40,10 @@ def test_the_file_counts_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert credentials(tmp_path / "password") == "proofline:from-file"
 
 
-@pytest.mark.parametrize("text", [None, "", "a,b"])
+@pytest.mark.parametrize("text", [None, b"", b"a,b", b"\xff\xfe"])
 def test_a_file_without_a_password_is_an_error(tmp_path: Path, text: Any) -> None:
     if text is not None:
-        (tmp_path / "password").write_text(text)
+        (tmp_path / "password").write_bytes(text)
     with pytest.raises(UsageError, match="password"):
         credentials(tmp_path / "password")
 

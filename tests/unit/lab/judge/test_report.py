@@ -380,6 +380,9 @@ def test_one_file_cannot_be_compared(reports: Reports, tmp_path: Path) -> None:
     one = reports.write("a.json", generated())
     assert "Give at least two files of honest machines" in reports.error(one)
     assert "given twice" in reports.error(one, one)
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)
+    assert "Cannot read" in reports.error(one, str(loop))
     assert "Cannot read" in reports.error(one, str(tmp_path / "none.json"))
 
 
