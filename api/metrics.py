@@ -75,7 +75,8 @@ class NodeMetrics(Collector):
         yield from self._of_round(seen, names)
         yield from _workers(health.seats)
         yield from _chat(health.seats)
-        yield from self._chats.times.collect()
+        yield from self._chats.first_token.collect()
+        yield from self._chats.whole.collect()
         yield _counter(
             "chat_deadly_requests",
             "Chat requests that ended two engines, and were refused for ten minutes.",

@@ -4,9 +4,9 @@ The required role depends on the route that matches, not on a prefix of the path
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 
+from cachetools import LRUCache
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -203,7 +203,7 @@ class Rates:
         self._burst_s = max(_BURST_S, 1 / per_second)
         self._clock = clock
         # client -> when its bucket is full again
-        self._full_at: OrderedDict[str, float] = OrderedDict()
+        self._full_at: LRUCache[str, float] = LRUCache(_MAX_CLIENTS)
 
     def take(self, client: str) -> float:
         """Takes a token and returns 0. If the bucket is empty, returns the seconds to wait."""
@@ -212,7 +212,4 @@ class Rates:
         if full_at - now > self._burst_s:
             return full_at - now - self._burst_s
         self._full_at[client] = full_at
-        self._full_at.move_to_end(client)
-        if len(self._full_at) > _MAX_CLIENTS:
-            self._full_at.popitem(last=False)
         return 0.0

@@ -3,12 +3,10 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import Histogram
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client import Histogram, disable_created_metrics
 
 from poc_core.state.history import CHAT_MS, CHATS, FAILED, History, bucket
 
@@ -16,30 +14,12 @@ from poc_core.state.history import CHAT_MS, CHATS, FAILED, History, bucket
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
+# Otherwise Prometheus' text format adds a series `_created` for each series' start.
+disable_created_metrics()
+
+
 def _histogram(name: str, documentation: str) -> Histogram:
     return Histogram(name, documentation, ["model"], registry=None, buckets=_BUCKETS)
-
-
-class ChatTimes(Collector):
-    """Two histograms per model: seconds from a chat request to its first token, and to its end."""
-
-    def __init__(self) -> None:
-        self.first_token = _histogram(
-            "proofline_chat_first_token_seconds",
-            "From a streamed chat request's arrival to its first token.",
-        )
-        self.whole = _histogram(
-            "proofline_chat_request_seconds", "From a chat request's arrival to its answer's end."
-        )
-
-    def collect(self) -> Iterable[Metric]:
-        for histogram in (self.first_token, self.whole):
-            for family in histogram.collect():
-                # Without `_created`, which Prometheus' text format adds for each series' start.
-                family.samples = [
-                    sample for sample in family.samples if not sample.name.endswith("_created")
-                ]
-                yield family
 
 
 class Chat:
@@ -51,10 +31,10 @@ class Chat:
     def first_token(self) -> None:
         seconds = self._seconds()
         self._chats.count(bucket(seconds))
-        self._chats.times.first_token.labels(self._model).observe(seconds)
+        self._chats.first_token.labels(self._model).observe(seconds)
 
     def ended(self) -> None:
-        self._chats.times.whole.labels(self._model).observe(self._seconds())
+        self._chats.whole.labels(self._model).observe(self._seconds())
 
     def failed(self) -> None:
         """Records that the client gets a 5xx, because a worker failed or no worker answered."""
@@ -69,7 +49,14 @@ class Chats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.times = ChatTimes()
+        # Seconds from a chat request to its first token, and to its end, by model.
+        self.first_token = _histogram(
+            "proofline_chat_first_token_seconds",
+            "From a streamed chat request's arrival to its first token.",
+        )
+        self.whole = _histogram(
+            "proofline_chat_request_seconds", "From a chat request's arrival to its answer's end."
+        )
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._active = 0

@@ -33,7 +33,6 @@ from workers.vllm.start.log_patterns import HOPELESS
 
 # More than for `up`, because nobody watches, and a hanging driver may need minutes to recover.
 MAX_FAST_CRASHES = 8
-FAILED_STARTS = 1  # of a model deployed by request; the second failure is reported
 WATCH_S = 0.5
 # Seconds before this command ends in a container, which would restart it without end.
 HOPELESS_S = 600.0
@@ -124,7 +123,6 @@ def workers(
         )
         if (why := placement.short_of_memory(options, places)) is not None:
             announce(why)
-        failed_starts = None if own else FAILED_STARTS
         fleet = Fleet(
             settings.host,
             lambda: worker_command(options),
@@ -132,7 +130,7 @@ def workers(
             MAX_FAST_CRASHES,
             on_line=log,
             announce=announce,
-            max_failed_starts=failed_starts,
+            own=own,
         )
         names = ", ".join(f"{settings.host}/{slot}" for slot in slots(places))
         what = str(options.span or f"{len(places)} worker(s)")

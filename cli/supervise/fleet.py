@@ -14,6 +14,7 @@ from workers.vllm.start import log_patterns
 WORKER_GRACE_S = 30.0  # to finish the running batch and end the engine
 # Secrets that workers do not need.
 NOT_FOR_WORKERS = ("POC_API_KEY", "FLOWER_BASIC_AUTH")
+FAILED_STARTS = 1  # of a model deployed by request; the second failure is reported
 ERROR_TAIL_LINES = 12  # last lines of a failed child's log in the error text
 ERROR_CAUSES = 5  # most earlier lines that look like a cause
 
@@ -41,7 +42,7 @@ class Fleet:
     max_fast_crashes: int
     on_line: processes.LineSink
     announce: Callable[[str], None]
-    max_failed_starts: int | None = None
+    own: bool = True  # False for a model deployed by request
 
     def __post_init__(self) -> None:
         self.children: list[processes.Child] = []
@@ -60,7 +61,7 @@ class Fleet:
                 ),
                 grace_s=WORKER_GRACE_S,
                 max_fast_crashes=self.max_fast_crashes,
-                max_failed_starts=self.max_failed_starts,
+                max_failed_starts=None if self.own else FAILED_STARTS,
                 ready_line=log_patterns.READY,
                 telling=log_patterns.TELLING,
                 hopeless=log_patterns.why_hopeless,

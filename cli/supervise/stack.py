@@ -43,7 +43,6 @@ API_GRACE_S = 15.0  # for unfinished answers; uvicorn itself cancels them after 
 COURIER_GRACE_S = 15.0  # for payloads in progress; a receiver has 10 s to answer
 REDIS_GRACE_S = 15.0  # to write its append-only file
 READY_POLL_S = 0.1
-FAILED_STARTS = 1  # of a model deployed by request; the second failure is reported
 HTTP_TIMEOUT_S = 5.0
 # Secrets that API and courier do not need.
 NOT_FOR_SERVICES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "FLOWER_BASIC_AUTH", "POC_API_KEY")
@@ -292,7 +291,6 @@ class Stack:
         if (why := placement.short_of_memory(options, places)) is not None:
             self.announce(why)
         self.options = options
-        failed_starts = None if own else FAILED_STARTS
         assert self._follower is not None
         fleet = Fleet(
             self._follower.host,
@@ -301,7 +299,7 @@ class Stack:
             self.max_fast_crashes,
             self.on_line,
             self.announce,
-            failed_starts,
+            own,
         )
         redis_url = self.redis_url or ""
         told = {"POC_REDIS_URL": redis_url, HOST_ID_VARIABLE: self._follower.id}

@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setitem(
         sys.modules, "workers.main", SimpleNamespace(run_worker=lambda *args: calls.append(args))
     )
-    monkeypatch.setattr("workers.endings.end_process", lambda: None)
+    monkeypatch.setattr("cli.run.worker.end_process", lambda: None)
     return calls
 
 
@@ -142,7 +142,7 @@ def test_a_supervised_worker_gets_them_whole(started: list[tuple[Any, ...]]) -> 
         model="/models/m", served_model_name="m", tensor_parallel=2, vllm_args=("--seed", "1")
     )
     assert CliRunner().invoke(app, ["supervised-worker", options.model_dump_json()]).exit_code == 0
-    assert started == [(options,)]
+    assert started == [(options, None, None)]
 
 
 @pytest.mark.parametrize("command", ["worker", "up", "workers"])

@@ -27,7 +27,6 @@ from api.chat.chat_workers import ChatWorkers
 from api.chat.fields import fields_of
 from api.chat.gateway import Gateway
 from api.proofs.dispatch import Dispatcher
-from api.seen.chats import ChatTimes
 from api.services import Services
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_CLIENT_HEADER, GATEWAY_SALT_HEADER
 from poc_core.serving.deployments import Deployment
@@ -67,7 +66,8 @@ def services(app: FastAPI) -> Services:
     """The services of the API, which know of no worker yet."""
     services: Services = app.state.services
     services.redis.flushall()
-    services.chats.times = ChatTimes()
+    for histogram in (services.chats.first_token, services.chats.whole):
+        histogram.clear()
     services.gateway.workers = ChatWorkers(services.workers, registry.CHAT_MEMORY_S)
     return services
 

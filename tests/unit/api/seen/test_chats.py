@@ -41,7 +41,10 @@ def test_one_measure_goes_to_the_history_and_to_prometheus(
     chats.report(history, 1_000_000)
     assert history.read(5, 1_000_000, 1) == [{CHATS: 1, CHAT_MS: 3000, bucket(2.0): 1}]
     told = {
-        sample.name: sample.value for family in chats.times.collect() for sample in family.samples
+        sample.name: sample.value
+        for histogram in (chats.first_token, chats.whole)
+        for family in histogram.collect()
+        for sample in family.samples
     }
     assert told["proofline_chat_first_token_seconds_sum"] == 2
     assert told["proofline_chat_request_seconds_sum"] == 3

@@ -80,7 +80,7 @@ def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(
 
     fake = SimpleNamespace(run_worker=run_worker)
     monkeypatch.setitem(sys.modules, "workers.main", fake)
-    monkeypatch.setattr("workers.endings.end_process", lambda: None)
+    monkeypatch.setattr("cli.run.worker.end_process", lambda: None)
     for engine in ("vllm", "synthetic"):
         CliRunner().invoke(
             app, ["worker", "--model", "tiny-qwen3", "--engine", engine], catch_exceptions=False
