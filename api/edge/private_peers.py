@@ -5,11 +5,11 @@ addresses of external clients with its gateway's address. A request through a pr
 if its peer and all forwarded addresses are trusted, so a forged address gains nothing.
 """
 
-import time
 from collections.abc import Iterable
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
+
+from cachetools.func import ttl_cache
 
 Address = IPv4Address | IPv6Address
 
@@ -31,12 +31,11 @@ def is_private(address: Address) -> bool:
     """Returns True if an address is private or loopback, and not a gateway's address."""
     if not any(address in network for network in _PRIVATE):
         return False
-    return address not in _recent_gateways(time.monotonic() // _FRESH_S)
+    return address not in _recent_gateways()
 
 
-@lru_cache(maxsize=1)
-def _recent_gateways(_period: float) -> set[Address]:
-    """Returns `gateways()`. The cache's key `_period` changes every _FRESH_S seconds."""
+@ttl_cache(maxsize=1, ttl=_FRESH_S)
+def _recent_gateways() -> set[Address]:
     return gateways()
 
 

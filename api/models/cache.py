@@ -188,7 +188,7 @@ class ModelCache:
         )
         return DiskSpace(
             cache_size_gb=used / _GB,
-            available_gb=shutil.disk_usage(existing(path)).free / _GB,
+            available_gb=free_bytes(path) / _GB,
             cache_path=str(path),
         )
 
@@ -204,9 +204,10 @@ class ModelCache:
             ) from None
 
 
-def existing(path: Path) -> Path:
-    """Returns the path if it exists, else its closest existing parent folder."""
-    return next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
+def free_bytes(path: Path) -> int:
+    """Returns the free bytes of the disk that holds `path`, a folder that need not exist yet."""
+    folders = (path, *path.absolute().parents)
+    return shutil.disk_usage(next(filter(os.path.exists, folders))).free
 
 
 def _is_whole(revision: Revision) -> bool:

@@ -7,7 +7,6 @@ the download. If the download is cancelled, the process ends early.
 import glob
 import logging
 import os
-import shutil
 import sys
 import time
 from contextlib import suppress
@@ -17,7 +16,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from api.models.cache import CacheError, ModelCache, existing
+from api.models.cache import CacheError, ModelCache, free_bytes
 from api.models.files import BrokenModelError, chosen, indexed, missing, small
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
@@ -113,7 +112,7 @@ def _check_room(cache: ModelCache, repo: str, files: list[Any]) -> None:
         if not (blobs / (file.lfs.sha256 if file.lfs else file.blob_id)).exists()
     )
     needs -= cache.begun_bytes(repo)
-    free = shutil.disk_usage(existing(cache.path)).free
+    free = free_bytes(cache.path)
     if needs > free:
         raise CacheError(
             f"{repo} needs {needs / _GB:.1f} GB more and {cache.path} has {free / _GB:.1f} GB free:"

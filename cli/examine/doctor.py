@@ -180,7 +180,6 @@ def _of_the_model(
 def _of_the_node(
     settings: Settings, host: str, port: int, data_dir: Path | None, callback_url: str | None
 ) -> list[Check]:
-
     # Without a named Redis, `up` starts its own.
     has_redis = any(name.upper() == "POC_REDIS_URL" for name in os.environ)
     place = data_dir or Path(tempfile.gettempdir())
@@ -196,7 +195,7 @@ def _of_the_node(
             )
         )
     if callback_url is not None:
-        checks.append(("receiver", lambda: receiver.receiver(callback_url, settings)))
+        checks.append(("receiver", lambda: [receiver.receiver(callback_url, settings)]))
     return checks
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import httpx
 
+from api.models.cache import free_bytes
 from cli.examine.findings import Finding, Subject
-from cli.machine.sensors import free_disk_bytes
 from cli.supervise.ports import AddressError, reserve_port
 from poc_core.machine_figures import is_short_of_memory
 
@@ -21,7 +21,7 @@ SOME_DATA_GIB = 10.0
 
 def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[Finding]:
     """Checks the free disk space. Below `least_gib` is a problem, below `some_gib` a warning."""
-    free = free_disk_bytes(path) / _GIB
+    free = free_bytes(path) / _GIB
     text = f"{free:.1f} GiB are free for {what} ({path})"
     if free < least_gib:
         yield _DISK.problem(f"{text}.", "Make room, or choose a place on another disk.")

@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -27,12 +27,8 @@ _REDIS_S = 2.0
 _BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
 
 
-def receiver(url: str, settings: Settings) -> Iterator[Finding]:
+def receiver(url: str, settings: Settings) -> Finding:
     """Checks that the node may call the receiver, that TLS works, and that a GET is answered."""
-    yield _look(url, settings)
-
-
-def _look(url: str, settings: Settings) -> Finding:
     shown = callbacks.redacted(url)
     try:
         TypeAdapter(HttpUrl).validate_python(url)
@@ -42,14 +38,13 @@ def _look(url: str, settings: Settings) -> Finding:
             f"{shown}: {says}.", "Correct the url: http://host:port/path, nothing after it."
         )
     parts = urlsplit(url)
-    host = parts.hostname or ""
+    host, port = parts.hostname or "", callbacks.port_of(parts)
     try:
         settings.callbacks.check_url(url, settings.node_ports)
         own = _node_ports(settings)
-        for address in _addresses(host, callbacks.port_of(parts)):
-            settings.callbacks.check(
-                host, ipaddress.ip_address(address), callbacks.port_of(parts), own
-            )
+        addresses = _addresses(host, port)
+        for address in addresses:
+            settings.callbacks.check(host, ipaddress.ip_address(address), port, own)
     except ForbiddenReceiverError as error:
         remedy = "POC_CALLBACK_ALLOW, for API and courier alike: docs/connect.md, Receivers."
         return _RECEIVER.problem(str(error), remedy)
@@ -66,12 +61,10 @@ def _look(url: str, settings: Settings) -> Finding:
     try:
         verify = tls.context() if is_named else True
         if isinstance(verify, ssl.SSLContext):
-            for address in _addresses(host, callbacks.port_of(parts)):
-                if why := callback_tls.try_handshake(
-                    verify, address, callbacks.port_of(parts), host
-                ):
+            for address in addresses:
+                if why := callback_tls.try_handshake(verify, address, port, host):
                     return _RECEIVER.problem(f"No TLS with {shown}: {why}.", _BOTH)
-        proxy = _proxy(settings, _addresses(host, callbacks.port_of(parts)))
+        proxy = _proxy(settings, addresses)
         answer = httpx.get(url, timeout=_ANSWER_S, trust_env=False, verify=verify, proxy=proxy)
     except callback_tls.CertificateError as error:
         return _RECEIVER.problem(str(error), "Correct the file: docs/connect.md, Mutual TLS.")

@@ -6,15 +6,14 @@ A sensor that does not exist is left out of the readings; it is never reported a
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-from api.models.cache import ModelCache, existing
+from api.models.cache import ModelCache, free_bytes
 from cli.machine.cgroup import container_memory
 from poc_core.gpus import nvml
 from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures
@@ -70,7 +69,7 @@ class Sensors:
         self._library: Any = None
         self._devices: list[_Device] = []
         self._events: Any = None
-        self._xid_events: dict[str, dict[int, int]] = {}  # by the device's UUID
+        self._xid_events: defaultdict[str, Counter[int]] = defaultdict(Counter)  # by UUID
 
     def __enter__(self) -> Sensors:
         self._library = nv = self._exits.enter_context(nvml())
@@ -100,8 +99,7 @@ class Sensors:
                 event = nv.nvmlEventSetWait_v2(self._events, max(1, int(left_s * 1000)))
             except nv.NVMLError as error:
                 return bool(getattr(error, "value", None) == nv.NVML_ERROR_TIMEOUT)
-            counts = self._xid_events.setdefault(uuids.get(bytes(event.device), ""), {})
-            counts[event.eventData] = counts.get(event.eventData, 0) + 1
+            self._xid_events[uuids.get(bytes(event.device), "")][event.eventData] += 1
         return True
 
     def read(self) -> MachineFigures:
@@ -133,7 +131,7 @@ class Sensors:
             # Not every device, nor every release of the library, has every sensor.
             with contextlib.suppress(nv.NVMLError, AttributeError):
                 sensors[name] = float(sensor(nv, device.handle))
-        seen = dict(self._xid_events.get(device.uuid, {}))
+        seen = dict(self._xid_events[device.uuid])
         return GpuFigures(uuid=device.uuid, model=device.model, sensors=sensors, xid_events=seen)
 
 
@@ -165,10 +163,5 @@ def machine_sensors() -> dict[str, float]:
         if memory.limit is not None:
             sensors["memory_limit_bytes"] = memory.limit
     with contextlib.suppress(OSError):
-        sensors["hf_cache_free_bytes"] = free_disk_bytes(ModelCache().path)
+        sensors["hf_cache_free_bytes"] = free_bytes(ModelCache().path)
     return sensors
-
-
-def free_disk_bytes(path: Path) -> int:
-    """Returns the free bytes of the disk that holds `path`, a folder that need not exist yet."""
-    return shutil.disk_usage(existing(path)).free

@@ -271,7 +271,7 @@ class TestPrivatePeers:
             f"fd{29 * '0'}2 80 {nothing} 00 {nothing} 0 0 0 1 lo\n"
         )
         found = private_peers.gateways(tmp_path)
-        monkeypatch.setattr(private_peers, "_recent_gateways", lambda _: found)
+        monkeypatch.setattr(private_peers, "_recent_gateways", lambda: found)
 
     @pytest.mark.parametrize(
         ("peer", "status"),

@@ -37,14 +37,14 @@ def test_redis_is_not_asked(
     host: str, asked: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ADDRESSES, "172.18.0.2", "172.18.0.2")
-    (found,) = receiver(f"http://{host}:6379/", Settings(redis_url="redis://redis:6379/0"))
+    found = receiver(f"http://{host}:6379/", Settings(redis_url="redis://redis:6379/0"))
     assert (found.level, "the node's own" in found.says, asked) == ("problem", True, [])
 
 
 def test_another_port_and_another_host_are(asked: list[tuple[str, Any]]) -> None:
     settings = Settings(redis_url="redis://redis:6379/0")
     for url in ("http://redis:9100/", "http://aggregator:6379/"):
-        (found,) = receiver(url, settings)
+        found = receiver(url, settings)
         assert found.level == "ok"
     assert len(asked) == 2
 
@@ -52,5 +52,5 @@ def test_another_port_and_another_host_are(asked: list[tuple[str, Any]]) -> None
 def test_public_receivers_are_asked_through_the_proxy(asked: list[tuple[str, Any]]) -> None:
     settings = Settings(redis_url="redis://redis:6379/0", callback_proxy="http://proxy:3128")
     for url in ("http://aggregator.example/", "http://aggregator/"):
-        list(receiver(url, settings))
+        receiver(url, settings)
     assert [proxy for _, proxy in asked] == ["http://proxy:3128", None]

@@ -37,8 +37,7 @@ def look(tmp_path: Path) -> Iterator[Look]:
                 else "",
                 callback_trusted_certs=own[0],
             )
-            (found,) = receiver(url, settings)
-            return found
+            return receiver(url, settings)
 
         yield look
 
