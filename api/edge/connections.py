@@ -21,7 +21,6 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from api.edge.shares import Holdings, of_address
 from api.edge.version_segment import without_version
-from poc_core.open_files import raise_file_limit as raise_file_limit
 from poc_core.serving.openai_errors import shaped
 
 # Seconds from the start of a connection, or of a later request on it, to the end of the headers.

@@ -17,6 +17,7 @@ from cli import options
 from cli.addresses import receiver_settings
 from cli.supervise.ports import bound
 from cli.terminal import note
+from poc_core.open_files import raise_file_limit
 from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import load_settings
 from poc_core.state.client import refuse_wrong
@@ -58,7 +59,7 @@ def api(
             f"api: clients need a key of {settings.api_keys_file.expanduser()}; `proofline key new`"
             " makes one"
         )
-    most = connections.connections_for(connections.MAX_CONNECTIONS, connections.raise_file_limit())
+    most = connections.connections_for(connections.MAX_CONNECTIONS, raise_file_limit())
     app = create_app(settings, listens_on=host)
     app.openapi()  # cached here: generating it for the first request blocked the loop for 0.1 s
     # Existing objects live until the end; collecting them blocked requests for 0.1 s.

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
 from poc_core import errors, records
 from poc_core.schemes.contract import contract_of
+from workers.chat_gate import ChatGate
+from workers.engines.validations import Validations
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,6 @@ class RankProfile:
     flops: float  # floating-point operations of matrix products and attention
     peak_flops: float  # operations per second of a large matrix product in the engine's dtype
     kernels: list[Kernel] = field(default_factory=list)  # from the run with the profiler
-
-
-if TYPE_CHECKING:
-    from workers.chat_gate import ChatGate
-    from workers.engines.validations import Validations
 
 
 class EngineLostError(errors.ProoflineError):

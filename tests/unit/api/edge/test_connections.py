@@ -29,8 +29,8 @@ from api.edge.connections import (
     Places,
     connections_for,
     limited,
-    raise_file_limit,
 )
+from poc_core.open_files import raise_file_limit
 from tests.harness.waiting import wait_until
 from tests.stacks.served import port_of, served
 

@@ -95,7 +95,7 @@ def test_connections_have_limits_and_no_header_says_whose_they_are(
 ) -> None:
     given: list[Any] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda server, _: given.append(server.config))
-    monkeypatch.setattr(connections, "raise_file_limit", lambda: 2**20)
+    monkeypatch.setattr("cli.run.api.raise_file_limit", lambda: 2**20)
     assert CliRunner().invoke(app, ["api"], env={"POC_REQUIRE_KEYS": "never"}).exit_code == 0
     assert given[0].http.limits == connections.Limits(4096, request_s=60)
     assert given[0].limit_concurrency == 4098
