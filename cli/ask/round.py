@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cli import options, terminal
 from cli.ask.connection import connect, only_model
-from cli.ask.round_view import line, picture
+from cli.ask.round_view import line, picture, shown
 from cli.ask.scheme_params import OfScheme, flags_of_artifacts, round_of
 from cli.grouped import grouped
 from poc_core.errors import ProoflineError
@@ -205,7 +205,7 @@ def status(
     if as_json:
         terminal.write_json(answer, None)
         return
-    Console().print(picture(answer, time.time()))
+    Console().print(shown(picture, answer, time.time()))
 
 
 @app.command()
@@ -283,13 +283,15 @@ def show(looks: Iterator[Document | ApiError], console: Console) -> dict[str, An
         for look in looks:
             if isinstance(look, dict):
                 last = look
-            typer.echo(line(look) if isinstance(look, dict) else f"no answer, trying again: {look}")
+                typer.echo(shown(line, look))
+            else:
+                typer.echo(f"no answer, trying again: {look}")
         return last
     with Live(console=console, auto_refresh=False) as live:
         for look in looks:
             if isinstance(look, dict):
                 last = look
-                live.update(picture(look, time.time()), refresh=True)
+                live.update(shown(picture, look, time.time()), refresh=True)
             else:
                 away = Text(f"No answer, trying again: {look}", style="bold red")
                 live.update(Group(picture(last, time.time()), away), refresh=True)

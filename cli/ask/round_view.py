@@ -1,16 +1,20 @@
 """Formats the status of rounds (as tables or as log lines) and of deployments."""
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from poc_core.errors import ProoflineError
 from poc_core.schemes.contract import contracts, recognised
 from poc_core.serving.places import name_of
 
 ALARM = "bold red"
+
+T = TypeVar("T")
 
 
 def line(status: dict[str, Any]) -> str:
@@ -29,6 +33,19 @@ def line(status: dict[str, Any]) -> str:
         f"{status['queued_nonces']:,} nonces of jobs queued",
     ]
     return ", ".join(parts + troubles(stats) + _health(status))
+
+
+def shown(view: Callable[..., T], *arguments: Any) -> T:
+    """Calls `line` or `picture`. Raises ProoflineError if a node of another version has a status
+    with other fields.
+    """
+    try:
+        return view(*arguments)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ProoflineError(
+            f"The node's status has other fields than expected ({error!r}); is it of another"
+            " version? `proofline round status --json` prints the status unchanged."
+        ) from error
 
 
 def picture(status: dict[str, Any], now: float) -> RenderableType:

@@ -112,9 +112,11 @@ class Api:
         """Returns this host's time minus the API's time, in seconds. Raises as `standing` does."""
         before = time.time()
         answer, body = self._ask("GET", "/api/v1/clock")
-        if "X-Server-Recv-Ns" not in answer.headers:
-            raise self._refusal(answer, body)
-        return (before + time.time()) / 2 - int(answer.headers["X-Server-Recv-Ns"]) / 1e9
+        try:
+            of_api = int(answer.headers.get("X-Server-Recv-Ns", "")) / 1e9
+        except (ValueError, OverflowError):
+            raise self._refusal(answer, body) from None
+        return (before + time.time()) / 2 - of_api
 
     def _read(self, model: type[T], method: str, path: str, token_id: str) -> T:
         answer, body = self._ask(method, path, token_id)
@@ -130,7 +132,7 @@ class Api:
             return RefusedError(
                 f"{json.loads(body)['detail']} (HTTP {answer.status})", answer.status
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             return self._another()
 
     def _ask(

@@ -43,6 +43,7 @@ def shaped(path: str, status: int, body: Any) -> Any:
     if not (isinstance(error, dict) and isinstance(error.get("message"), str)):
         detail = error or (body.get("detail") if isinstance(body, dict) else None)
         message, param = _sentence(detail or body)
+        message = message or f"The server gives no reason (HTTP {status})"
         body = error_body(status, message, param=param)
         error = body["error"]
     if not path.startswith(_ANTHROPIC):

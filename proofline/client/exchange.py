@@ -97,16 +97,20 @@ def result_in(document: dict[str, Any], request_id: str) -> bool:
 
 def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
     """Returns (nonces done, all nonces) of an unfinished job; None if unknown."""
-    n_total = document.get("n_total")
-    return (int(document.get("n_done", 0)), int(n_total)) if n_total else None
+    n_done, n_total = document.get("n_done", 0), document.get("n_total")
+    if n_total and isinstance(n_done, int) and isinstance(n_total, int):
+        return n_done, n_total
+    return None
 
 
 def n_nonces_of(result: dict[str, Any]) -> int | None:
     """Returns the number of nonces of a completed job; None if the result does not contain it."""
-    if "n_total" in result:
-        return int(result["n_total"])
+    if isinstance(n_total := result.get("n_total"), int):
+        return n_total
     artifacts, excluded = result.get("artifacts"), result.get("excluded_nonces") or []
-    return len(artifacts) + len(excluded) if isinstance(artifacts, list) else None
+    if isinstance(artifacts, list) and isinstance(excluded, list):
+        return len(artifacts) + len(excluded)
+    return None
 
 
 def next_poll_s(pause_s: float) -> float:

@@ -328,10 +328,26 @@ class TestWaiting:
         )
         assert told == [(3, 3)]
 
+    @pytest.mark.parametrize("odd", [None, "x", [], {}, 1.5])
+    def test_progress_of_another_version_is_left_out(
+        self, both: Callable[..., Both], odd: Any
+    ) -> None:
+        running = ok({"status": "running", "n_done": odd, "n_total": odd})
+        ended = ok({"status": "completed", "n_total": odd, "artifacts": odd})
+        handler, _ = answering(running, ended)
+        told: list[tuple[int, int]] = []
+        both(handler).do(
+            lambda c: c.wait("job-1", Document, lambda *progress: told.append(progress))
+        )
+        assert told == []
+
     def test_a_failed_job_says_why(self, both: Callable[..., Both]) -> None:
         handler, _ = answering(ok({"status": "failed", "error": "the engine was lost"}))
         with pytest.raises(JobFailedError, match="Job job-1 failed: the engine was lost"):
             both(handler).do(lambda client: client.wait("job-1", ArtifactResult))
+
+
+ODD_LOCS: list[Any] = [None, True, 7, {}]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +362,7 @@ class TestWaiting:
         (httpx.Response(200, text="[" * 100_000), "something that is not Proofline's"),
         *(
             (httpx.Response(400, json={"detail": [{"loc": loc, "msg": "no"}]}), "^no .HTTP 400")
-            for loc in (None, True, 7, {})
+            for loc in ODD_LOCS
         ),
         (httpx.Response(400, json={"error": "why"}), '{"error": ?"why"}'),
         (httpx.Response(400), "The API gives no reason .HTTP 400"),

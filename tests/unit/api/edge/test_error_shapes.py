@@ -165,6 +165,8 @@ async def test_what_is_right_comes_byte_for_byte() -> None:
         (b'{"type": "error", "error": {"type": "BadRequestError", "message": "no"}}', b"no"),
         (b"no JSON", b"no JSON"),
         (b"[" * 5000, b"[" * 5000),
+        (b"", b"The server gives no reason (HTTP 400)"),
+        (b"[]", b"The server gives no reason (HTTP 400)"),
     ],
 )
 async def test_what_workers_refuse_is_anthropics_below_messages(

@@ -307,6 +307,19 @@ def test_status_without_a_round_is_no_failure(api: FakeApi, runner: CliRunner) -
     assert "no workers" in answer.stdout
 
 
+@pytest.mark.parametrize(
+    "changed", [{"stats": None}, {"stats": {}}, {"state": 7}, {"health": ["x"]}]
+)
+def test_a_status_of_another_version_is_an_error(
+    api: FakeApi, runner: CliRunner, changed: dict[str, Any]
+) -> None:
+    api.looks = [status_of() | changed]
+    answer = runner.invoke(app, ["round", "status"])
+    assert answer.exit_code == 1
+    assert "is it of another version?" in answer.output
+    assert runner.invoke(app, ["round", "status", "--json"]).exit_code == 0
+
+
 def test_status_of_a_distance_round_shows_valid_nonces_and_the_target(
     api: FakeApi, runner: CliRunner
 ) -> None:

@@ -48,6 +48,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
             server.asked.append(self.headers.get("Authorization", ""))
             self.send_response(server.status)
             self.send_header("Content-Length", str(len(server.body.encode())))
+            self.send_header("X-Server-Recv-Ns", "soon")
             self.end_headers()
             self.wfile.write(server.body.encode())
 
@@ -141,7 +142,10 @@ def test_a_refusal_is_told_in_the_apis_words(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(200, "{}"), (200, "<html>"), (404, "no"), (502, "[]"), (200, STANDING.replace("in", "x"))],
+    [
+        *[(200, "{}"), (200, "<html>"), (404, "no"), (502, "[]"), (404, "[" * 5000)],
+        (200, STANDING.replace("in", "x")),
+    ],
 )
 def test_another_server_is_told(server: Server, status: int, body: str) -> None:
     server.status, server.body = status, body
