@@ -42,6 +42,8 @@ def bound(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
+    except UnicodeError as error:  # of IDNA
+        raise AddressError(f"{host} is no address or host name; choose another --host.") from error
     except OSError as error:
         raise AddressError.of(host, port, error) from error
     return listener

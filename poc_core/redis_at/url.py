@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from redis.connection import parse_url
+from redis.connection import Connection, SSLConnection, parse_url
 from redis.credentials import UsernamePasswordCredentialProvider
+from redis.exceptions import RedisError
 
 _SENTINEL = "+sentinel"
 _PORT, _SENTINEL_PORT = 6379, 26379
@@ -48,10 +49,12 @@ class RedisUrl:
             return _of_sentinels(tls, rest)
         try:
             server = parse_url(text)
+            host = server.pop("host", "localhost"), server.pop("port", _PORT)
+            host[0].encode("idna")  # as the connection does
         except ValueError:
             raise ValueError(_LOOKS) from None
         server.pop("connection_class", None)
-        host = server.pop("host", "localhost"), server.pop("port", _PORT)
+        _check_options(tls, server)
         return cls(tls, (host,), "", server, {})
 
     @property
@@ -129,7 +132,17 @@ def _of_sentinels(tls: bool, rest: str) -> RedisUrl:
         raise ValueError(f"has an option that cannot be read: {error}") from None
     given.pop("host")
     own = {name: given.pop(name) for name in sorted(given) if name.startswith("sentinel_")}
+    _check_options(tls, given)
     return RedisUrl(tls, found, master, given, _to_sentinels(tls, given, own))
+
+
+def _check_options(tls: bool, given: Mapping[str, Any]) -> None:
+    """Raises ValueError if redis-py cannot use the url's options."""
+    of_connection = {name: value for name, value in given.items() if name != "max_connections"}
+    try:
+        (SSLConnection if tls else Connection)(**of_connection)  # connects on first use
+    except (TypeError, RedisError) as error:
+        raise ValueError(f"has an option that redis-py cannot use: {error}") from None
 
 
 def _host(text: str) -> tuple[str, int]:
@@ -137,6 +150,7 @@ def _host(text: str) -> tuple[str, int]:
         parts = urlsplit(f"//{text}")
         if parts.hostname is None or parts.path or "@" in text:
             raise ValueError
+        parts.hostname.encode("idna")  # as the connection does
         return parts.hostname, parts.port or _SENTINEL_PORT
     except ValueError:
         raise ValueError(

@@ -12,6 +12,12 @@ def test_a_host_that_is_not_ours_is_an_error() -> None:
         reserve_port("192.0.2.1", 8000)
 
 
+@pytest.mark.parametrize("host", ["../..", "x" * 64])
+def test_what_is_no_host_is_an_error(host: str) -> None:
+    with pytest.raises(AddressError, match="is no address or host name"):
+        reserve_port(host, 8000)
+
+
 def test_a_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

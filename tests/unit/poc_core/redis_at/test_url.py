@@ -93,6 +93,14 @@ def test_celery_is_told_the_same() -> None:
         ("redis+sentinel://a/node/0?sentinel_password_file=/nowhere", "/nowhere cannot be read"),
         ("redis://:secret@a:1,b:2/0", r"or redis\+sentinel://HOST:26379,"),
         ("redis+cluster://:secret@a:1/0", "must look like redis://"),
+        ("redis://:secret@../..:1/0", "must look like redis://"),
+        ("redis+sentinel://:secret@a..b/node/0", "HOST:PORT with commas between"),
+        ("redis://:secret@a:1/0?tls=yes", "redis-py cannot use: .*'tls'"),
+        (
+            "redis+sentinel://:secret@a/node/0?tls=yes",
+            "redis-py cannot use: .*'tls'",
+        ),
+        ("rediss://:secret@a:1/0?ssl_cert_reqs=maybe", "an option that redis-py cannot use"),
     ],
 )
 def test_a_wrong_url_is_refused_with_what_is_wrong(url: str, says: str) -> None:
