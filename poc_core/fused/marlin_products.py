@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from poc_core.fused.experts import Rows
 from poc_core.fused.marlin import GROUP, Opening
+from poc_core.fused.quantise import rounded_silu
 
 # Rows and columns of a block of the result.
 ROWS, COLUMNS = 128, 256
@@ -250,13 +251,13 @@ def _multiply(
                 if LIMIT > 0:
                     gate = gl.minimum(gate, LIMIT)
                     up = gl.minimum(gl.maximum(up, -LIMIT), LIMIT)
-                opened = gl.div_rn(gate, 1.0 + gl.exp(-gate)).to(gl.bfloat16).to(gl.float32)
+                opened = rounded_silu(gate, up, gl.bfloat16).to(gl.bfloat16)
                 own: gl.constexpr = gate.type.layout
                 row = row_block * _ROWS + gl.arange(0, _ROWS, gl.SliceLayout(1, own))
                 column = gl.arange(0, 32, gl.SliceLayout(0, own))
                 column += column_block * (_COLUMNS // 2) + OWN * 32
                 at = out + row.to(gl.int64)[:, None] * out_stride + column[None, :]
-                gl.store(at, (opened * up).to(gl.bfloat16))
+                gl.store(at, opened)
             else:
                 row = row_block * _ROWS + gl.arange(0, _ROWS, gl.SliceLayout(1, _RESULT))
                 row = gl.load(ids + row)

@@ -33,10 +33,11 @@ def _quotient(x, scale):
     Divides only once per scale: multiplies each x by 1 / scale, and corrects the product by its
     exact remainder. A quotient of 0 keeps its sign.
     """
-    inverse = tl.div_rn(1.0, scale)
+    inverse, _ = tl.broadcast(tl.div_rn(1.0, scale), x)
+    scale, _ = tl.broadcast(scale, x)
     first = x * inverse
-    left = tl.fma(-first, scale + tl.zeros_like(x), x)  # the exact remainder
-    return tl.where(first == 0.0, first, tl.fma(left, inverse + tl.zeros_like(x), first))
+    left = tl.fma(-first, scale, x)  # the exact remainder
+    return tl.where(first == 0.0, first, tl.fma(left, inverse, first))
 
 
 @triton.jit

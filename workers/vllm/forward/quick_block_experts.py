@@ -24,8 +24,10 @@ LEAST = 4096
 ALIGNED = 16
 # Tiles for both products, whose blocks have equally many rows: rows; whether two groups of columns
 # are summed at a time; blocks of rows that share weights; warps; stages. The fastest of 24 on an
-# H200.
+# H200. None: poc_core.fused.block_gates, only for scales that are powers of two.
+TILES: tuple[tuple[tuple[int, bool, int, int, int] | None, tuple[int, bool, int, int, int]], ...]
 TILES = (
+    (None, (128, True, 16, 8, 3)),
     ((128, True, 8, 16, 3), (128, True, 16, 8, 3)),
     ((64, False, 16, 4, 3), (64, False, 16, 4, 3)),
 )
@@ -154,13 +156,19 @@ def _best(call: Call, by_vllm: Compute) -> Any | None:
     """
     from poc_core.fused.block_experts import Tile
 
-    tiles = [tuple(Tile(*one) for one in both) for both in TILES]
+    tiles = [
+        (first and Tile(*first), Tile(*second))
+        for first, second in TILES
+        if first or call.gates.powers
+    ]
     best = quickest(by_vllm, [partial(compute, call, *both) for both in tiles], call.out)
     return None if best is None else tiles[best]
 
 
 def compute(call: Call, first: Any, second: Any) -> None:
-    """Computes `call.out`. `first`, `second`: tiles of the two products, with equal row counts."""
+    """Computes `call.out`. `first`, `second`: tiles of the two products, with equal row counts; see
+    TILES.
+    """
     from poc_core.fused.block_experts import (
         Quantised,
         Rows,
@@ -171,13 +179,18 @@ def compute(call: Call, first: Any, second: Any) -> None:
 
     n_experts, columns, middle = call.second.numbers.shape
     tokens, a_token = call.chosen.shape
-    rows = Rows(*custom_ops.rows_of_experts(call.chosen, first.rows, n_experts))
-    n = rows_by_expert(rows, first)
+    rows = Rows(*custom_ops.rows_of_experts(call.chosen, second.rows, n_experts))
+    n = rows_by_expert(rows, second)
     opened = Quantised(
         memory(call.spaces[0], call.x.numbers.dtype, n, middle),
         call.x.scales.new_empty(middle // 128, n).t(),
     )
-    open_gates_(opened, call.x, call.first, rows, a_token, first, call.gates)
+    if first is None:
+        from poc_core.fused import block_gates
+
+        block_gates.open_gates_(opened, call.x, call.first, rows, a_token, call.gates.limit)
+    else:
+        open_gates_(opened, call.x, call.first, rows, a_token, first, call.gates)
     products = memory(call.spaces[1], call.out.dtype, tokens * a_token, columns)
     multiply_(products, opened, call.second, call.share.flatten(), rows, second)
     call.add(products.view(tokens, a_token, columns), call.out)

@@ -177,6 +177,33 @@ def test_where_vllms_scales_are_powers_of_two_the_kernels_are(layer: Layer) -> N
         assert layer.compute()[1] == ["128 rows"]
 
 
+@pytest.mark.parametrize(("powers", "by"), [(True, "10.0 of gates"), (False, "64 rows")])
+def test_the_first_product_has_a_kernel_for_scales_that_are_powers_of_two(
+    layer: Layer, monkeypatch: pytest.MonkeyPatch, powers: bool, by: str
+) -> None:
+    from workers.vllm.forward import quick_block_experts as quick
+
+    def open_gates(out: Quantised, x: Quantised, _weights: Any, rows: Any, *more: Any) -> None:
+        assert out.numbers.dtype == torch.float8_e4m3fn
+        assert x.numbers is layer.given
+        a_token, limit = more
+        assert (rows.block, a_token) == (128, A_TOKEN)
+        layer.by.append(f"{limit} of gates")
+
+    kernels = ModuleType("poc_core.fused.block_gates")
+    vars(kernels).update(open_gates_=open_gates)
+    monkeypatch.setitem(sys.modules, "poc_core.fused.block_gates", kernels)
+    monkeypatch.setattr(fused, "block_gates", kernels, raising=False)
+    tile = (128, False, 1, 4, 3)
+    monkeypatch.setattr(quick, "TILES", [((64, *tile[1:]), (64, *tile[1:])), (None, tile)])
+    limited = SimpleNamespace(clamp_limit=10.0 if powers else None)
+    monkeypatch.setattr(layer.experts, "activation_config", limited, raising=False)
+    layer.gates = Gates(powers, 10.0 if powers else 0.0)
+    with quick_block_experts().bound():
+        layer.compute()
+        assert layer.compute()[1] == [by]
+
+
 def test_gates_with_a_limit_are_opened_within_it_where_vllm_does_so(
     layer: Layer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +348,7 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
 
     expected = computed()
     monkeypatch.setattr(quick, "LEAST", 1)
-    for tiles in quick.TILES:
+    for tiles in quick.TILES[0 if powers else 1 :]:
         monkeypatch.setattr(quick, "TILES", [tiles])
         times = iter((2.0, 1.0))  # the kernels are quicker than vLLM's own
         monkeypatch.setattr(trial, "milliseconds", lambda _compute, times=times: next(times))
