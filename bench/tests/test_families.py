@@ -15,7 +15,7 @@ import workers.engines.base
 from bench.families import checks, look, make
 from bench.families.differences import Answer, Difference, of_answers, of_values
 from poc_core.arithmetic.encoding import encode_vectors
-from poc_core.records import ModelInfo, ProofSpec
+from poc_core.records import ModelInfo
 from workers.engines.base import Slice, Tick, TickResult
 
 
@@ -122,29 +122,6 @@ def test_what_is_further_off_than_that_is_a_fault_all_the_same(
     assert "DIFFERENT" in seen["slices"]
 
 
-def test_sharing_that_the_engine_has_ended_is_told_and_no_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen = seen_of(Engine(private=0.5, caches="private"), monkeypatch)
-    assert seen["right"]
-    assert "DIFFERENT" in seen["shared"]
-
-
-def test_sparse_attention_is_seen_with_and_without_choosing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lengths: list[tuple[int, int]] = []
-    one = Difference(0.0, 0.0)
-
-    def differences(_engine: Any, spec: ProofSpec, prompt: int) -> dict[str, Difference]:
-        lengths.append((spec.seq_len, prompt))
-        return {"slices": one}
-
-    monkeypatch.setattr(look, "differences_of", differences)
-    assert look.all_differences(Engine(), "glm-5") == {"slices": one, "slices, choosing": one}
-    assert lengths == [(128, 120), (200, 300)]
-
-
 def test_values_that_are_missing_are_infinitely_far() -> None:
     assert of_values([None], artifacts(0.0)[:1]) == float("inf")
     assert of_values([None], [None]) == 0.0
@@ -178,13 +155,6 @@ def test_a_router_may_flip_and_the_mean_of_others_counts(
     errors: np.ndarray, dtype: str, with_experts: bool, agrees: bool
 ) -> None:
     assert look.agree(errors, dtype, with_experts)[0] is agrees
-
-
-def test_those_that_flipped_are_told() -> None:
-    assert (
-        look.agree(FLIPPED, "bfloat16", True)[1]
-        == "mean 0.0465 median 0.0074 largest 0.2046, 80% within 0.05"
-    )
 
 
 def test_a_model_in_8_bits_is_asked_of_transformers_with_the_same_numbers() -> None:

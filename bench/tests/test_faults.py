@@ -1,11 +1,9 @@
 """How `make faults` judges a stack's artifacts."""
 
-import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 
 import fakeredis
 import httpx
@@ -18,13 +16,7 @@ from bench.faults.reference import Reference
 from bench.faults.usage import Usage, Use
 from bench.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
 from bench.harness.computed import Computed
-from poc_core.queues import model_queue
 from poc_core.records import ModelInfo, ProofSpec
-from poc_core.settings import Settings
-from poc_core.state import keys
-from poc_core.state.jobs import JobStore
-from poc_core.state.registry import WorkerRegistry
-from tests.harness.samples import MODEL, lease_batch, new_job, worker_record
 from tests.peers.receiver import Payload, Receiver
 from workers.engines.base import EngineLostError, WholeBatchEngine
 
@@ -90,12 +82,6 @@ def test_the_artifacts_of_many_threads_are_each_nonces_own(
     assert Counter(n for engine in engines for n in engine.computed) == dict.fromkeys(
         range(1, 201), 4
     )
-
-
-def test_what_an_engine_cannot_is_told_and_it_goes_on(reference: Reference) -> None:
-    with pytest.raises(EngineLostError):
-        reference.artifacts("bad", range(100))
-    assert len(reference.artifacts("block", range(100))) == 100
 
 
 def right(block_hash: str, nonces: Sequence[int]) -> Artifacts:
@@ -201,47 +187,3 @@ def test_what_grows_is_found_also_of_a_process_that_was_started_meanwhile(
     assert line.startswith(
         f"api: {at_the_end.rss // MIB} MiB and {at_the_end.descriptors} descriptors"
     )
-
-
-def test_a_job_that_does_not_end_is_told_with_all_that_redis_has_of_it() -> None:
-    redis = fakeredis.FakeRedis()
-    jobs, workers = JobStore(redis, Settings()), WorkerRegistry(redis, Settings())
-    workers.heartbeat(worker_record("w1"), "4:4")
-    job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
-    lease_batch(jobs, job_id, 1, "w1")
-    redis.lpush(model_queue(MODEL), "a message", b"\xff")
-    lines = Inside(redis, MODEL).of_job(job_id).split("\n  ")[1:]
-    told = dict(line.split(": ", 1) for line in lines)
-    assert "b'status': b'running'" in told[f"poc:job:{job_id}"]
-    assert told[model_queue(MODEL)] == "(2, [b'\\xff', b'a message'])"
-    assert job_id in told[keys.line(MODEL)]
-    assert "4:4" in told[keys.worker("w1")]
-    assert any(text.startswith("{b'1': b'w1|") for text in told.values()), "the lease"
-
-
-def test_a_job_that_does_not_end_in_time_is_looked_at_and_told_with_what_happened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-        work.happened("a fault")
-
-    monkeypatch.setattr(
-        "bench.faults.work.time",
-        SimpleNamespace(monotonic=lambda: now, sleep=sleep, strftime=time.strftime),
-    )
-    running = httpx.MockTransport(lambda _: httpx.Response(200, json={"status": "running"}))
-    work = worked([])
-    work.happened("a fault of before")
-    now = 1.0
-    with httpx.Client(transport=running, base_url="http://node") as http:
-        assert "not ended" in work._wait(http, "job-1")["status"]  # noqa: SLF001
-    (history,) = work.histories
-    assert history.startswith("job job-1:")
-    looks = re.findall(r"^\d\d:\d\d:\d\d$", history, re.MULTILINE)
-    assert len(looks) == 6  # after 30, 60, 90, 120, 150 and 180 s
-    assert ("a fault" in history, "of before" in history) == (True, False)
-    assert "job job-1:" in Report(1, histories=work.histories).text()
