@@ -22,7 +22,7 @@ from poc_core.fields import Text
 from poc_core.records import RoundConfig
 from poc_core.schemes.contract import Contract, contract_of, contracts, recognised
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
-from poc_core.serving.dtypes import Dtype, dtype_of
+from poc_core.serving.model_options import Dtype, dtype_of
 
 # Commas allowed in a body for each nonce that can be queued; a nonce with an artifact to validate
 # needs 3 commas. Parsing takes memory per item: a body of short items could take 30 times its size.

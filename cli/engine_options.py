@@ -11,7 +11,7 @@ from cli.grouped import with_parameters
 from cli.model_choice import with_chosen_model
 from cli.terminal import UsageError
 from poc_core.schemes.decode.codebook_file import read_codebook_file
-from poc_core.serving.dtypes import Dtype
+from poc_core.serving.model_options import Dtype
 from poc_core.settings import load_settings
 from workers.engines.options import EngineKind, EngineOptions
 

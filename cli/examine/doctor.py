@@ -24,7 +24,7 @@ from cli.machine.gpus import vllm_runs_on_cpu
 from cli.terminal import EXIT_FAILURE, note
 from poc_core.errors import SettingsError
 from poc_core.gpus import Gpu, read
-from poc_core.serving.dtypes import Dtype
+from poc_core.serving.model_options import Dtype
 from poc_core.settings import Settings, load_settings, parse_ports
 
 _VLLM, _SETTINGS = map(Subject, ("vllm", "settings"))

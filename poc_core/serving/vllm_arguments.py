@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 from poc_core.errors import ArgumentsError
 from poc_core.serving.deployments import Deployment
-from poc_core.serving.dtypes import ALSO, Dtype, dtype_of
 from poc_core.serving.json_arguments import JSON_ARGUMENTS, check_json, names
+from poc_core.serving.model_options import ALSO, Dtype, dtype_of
 from poc_core.serving.trusted_models import why_not_trusted
 
 # Arguments with one value.

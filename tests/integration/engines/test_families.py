@@ -12,7 +12,7 @@ import pytest
 from bench.families import chains, checks
 from bench.families.look import BFLOAT16_MEAN, agree
 from bench.families.make import FOLDER, families, make
-from poc_core.serving.dtypes import Dtype
+from poc_core.serving.model_options import Dtype
 from tests.harness.marks import needs_vllm
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
