@@ -118,7 +118,7 @@ class TestDoctor:
             callback_client_cert=str(folder / f"{shows}.both") if shows else "",
             callback_trusted_certs=folder / f"{trusts}.crt",
         )
-        (found,) = receiver(f"{url}/livez", settings)
+        found = receiver(f"{url}/livez", settings)
         return found.level, found.says
 
     def test_finds_nothing_wrong_with_the_right_certificates(
