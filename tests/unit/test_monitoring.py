@@ -78,8 +78,8 @@ def ours(
     lease = lease_nonces(rounds, record, "w1", 1)
     assert isinstance(lease, Lease)
     complete_lease(rounds, lease, "w1", ["a"])
-    times = client.app.state.services.chats.times  # type: ignore[attr-defined]
-    for histogram in (times.first_token, times.whole):
+    chats = client.app.state.services.chats  # type: ignore[attr-defined]
+    for histogram in (chats.first_token, chats.whole):
         histogram.labels("m").observe(1)
     return labels_told(client, "/metrics")
 
