@@ -494,16 +494,9 @@ def test_while_the_api_is_away_the_terminal_keeps_the_last_picture(terminal: Con
 # Help.
 
 
-@pytest.mark.parametrize("command", ["start", "status", "stop", "watch"])
-def test_every_command_explains_itself(runner: CliRunner, command: str) -> None:
-    assert command in runner.invoke(app, ["round", "--help"]).output
-    answer = runner.invoke(app, ["round", command, "--help"])
-    assert answer.exit_code == 0
-    assert "--url" in answer.output
-
-
 def test_a_round_without_a_command_shows_the_help(runner: CliRunner) -> None:
-    assert "watch" in runner.invoke(app, ["round"]).output
+    shown = runner.invoke(app, ["round"]).output
+    assert all(command in shown for command in ("start", "status", "stop", "watch"))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from workers.vllm.start.launch import (
 )
 
 
+@pytest.mark.xdist_group("engines")  # whose process has loaded vLLM
 @pytest.mark.parametrize(
     ("asked", "chosen", "ranks", "replicas"),
     [
