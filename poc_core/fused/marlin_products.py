@@ -28,8 +28,6 @@ from poc_core.fused.quantise import rounded_silu
 
 # Rows and columns of a block of the result.
 ROWS, COLUMNS = 128, 256
-# Summed columns of a step: two groups of 32 that are both even or both odd.
-STEP = 64
 _ROWS, _COLUMNS, _GROUP = gl.constexpr(ROWS), gl.constexpr(COLUMNS), gl.constexpr(GROUP)
 # Steps in shared memory, and blocks of rows that share weights.
 _STAGES, _NEAR = gl.constexpr(3), gl.constexpr(4)
