@@ -237,6 +237,8 @@ class Gateway:
                 lost = response.headers.get(ENGINE_LOST_HEADER)
                 if lost is not None:
                     raise LostError("its engine is lost", in_engine=lost != "0")
+                if not 200 <= response.status_code < 600:
+                    raise LostError(f"it answered {response.status_code}", in_engine=False)
                 chunks = response.aiter_raw()
                 first = await (first_events if _is_stream(response) else _next)(chunks)
                 return response, first, chunks

@@ -51,10 +51,12 @@ class PageFile:
 
 
 def load(folder: Path = FOLDER) -> dict[str, PageFile]:
-    """Reads all files below `folder`. Returns them by their path relative to `folder`."""
+    """Reads all files of known types below `folder`. Returns them by their path relative to
+    `folder`.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
+        if path.suffix in _TYPES and path.is_file():
             content = path.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
             found[path.relative_to(folder).as_posix()] = PageFile(

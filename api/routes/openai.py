@@ -198,7 +198,9 @@ async def _entries(
         try:
             answer = await services.gateway.look_up(worker, b"/v1/models", key)
             if answer.status_code == 200:
-                entries |= {str(entry["id"]): entry for entry in answer.json()["data"]}
+                found = {str(entry["id"]): entry for entry in answer.json()["data"]}
+                JSONResponse(found)  # ValueError for what JSON lacks, such as NaN
+                entries |= found
             else:
                 refusal = answer
         except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError):

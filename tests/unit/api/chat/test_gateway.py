@@ -684,8 +684,12 @@ class TestChoice:
             lambda _, services: services.workers.heartbeat(worker_record("w0", state="starting")),
             lambda start, _: start("w1", answers).die(),
             lambda start, _: start("w1", loses_its_engine),
+            lambda start, _: start("w1", lambda call: call.answer(ANSWER, "999 What")),
         ],
-        ids=["of another model", "that still loads", "that is gone", "whose engine is lost"],
+        ids=[
+            *("of another model", "that still loads", "that is gone", "whose engine is lost"),
+            "whose status is none of HTTP",
+        ],
     )
     def test_passes_a_worker_over(
         self,
@@ -1331,6 +1335,9 @@ class TestModels:
         node.start("w2", lambda call: call.answer(b'{"data": [7]}'), model="second")
         node.start("w3", lambda call: call.answer(b"no JSON"), model="third")
         node.start("w5", lambda call: call.answer(b"[" * 5000), model="fifth")
+        for name, value in (("nan", b"NaN"), ("large", b"1e999"), ("half", rb'"\ud800"')):
+            entry = b'{"data": [{"id": "%s", "more": %s}]}' % (name.encode(), value)
+            node.start(name, lambda call, entry=entry: call.answer(entry), model=name)
         node.start("w4", self.listing("other"), model="other")
         assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == ["other"]
 

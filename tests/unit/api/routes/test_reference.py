@@ -1,6 +1,7 @@
 """/docs and /redoc: the API's reference, whole from the package, under a policy of its own."""
 
 import re
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -9,6 +10,13 @@ from api.console.page import REFERENCE_FOLDER, load
 
 FILES = load(REFERENCE_FOLDER)
 VENDORED = FILES["vendor/VERSIONS.txt"].content.decode()
+
+
+def test_files_that_an_editor_or_an_older_version_left_are_not_served(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    for name in ("docs.html", ".docs.html.swp", "docs.html~", "__pycache__/page.cpython-311.pyc"):
+        (tmp_path / name).touch()
+    assert [*load(tmp_path)] == ["docs.html"]
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
