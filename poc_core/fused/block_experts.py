@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from poc_core.fused.experts import Rows
+from poc_core.fused.experts import Rows, block_at
 from poc_core.fused.experts import rows_by_expert as rows_by_expert
 from poc_core.fused.quantise import GROUP, quantised, rounded_silu, silu
 
@@ -79,10 +79,7 @@ def _product_kernel(
     group = tl.arange(0, GROUP)
     # A program computes one block. Without the loop Triton 3.6 spills registers on Hopper.
     for block in range(tl.program_id(0), n_high * n_wide, tl.num_programs(0)):
-        first = block // (NEAR * n_wide) * NEAR
-        high = min(n_high - first, NEAR)
-        place = block % (NEAR * n_wide)
-        row_block, column_block = first + place % high, place // high
+        row_block, column_block = block_at(block, n_high, n_wide, NEAR)
         expert = tl.load(experts + row_block)
         by_expert = row_block * ROWS + tl.arange(0, ROWS)
         row = tl.load(ids + by_expert)

@@ -15,13 +15,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from poc_core.fused.block_experts import Quantised
-from poc_core.fused.experts import Rows
+from poc_core.fused.experts import Rows, block_at
+from poc_core.fused.gluon_copies import copy, copy_box, signal_step_before
 from poc_core.fused.quantise import GROUP, quantised, rounded_silu
 
 # Rows of a block. Its columns, and the columns of a step, are a group of columns with one scale.
@@ -32,19 +32,6 @@ assert ROWS == GROUP
 _STAGES, _NEAR = gl.constexpr(4), gl.constexpr(8)
 # Registers of a thread that multiplies, and of a thread that copies.
 _MULTIPLIES, _COPIES = gl.constexpr(232), gl.constexpr(40)
-
-# Names that Triton 3.9 changed.
-_copy = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
-_copy_box = getattr(tma, "async_load", tma.async_copy_global_to_shared)
-
-
-@gluon.jit
-def _block_at(number, n_high, n_wide):
-    """Returns the indices of the block's rows and columns."""
-    first = number // (_NEAR * n_wide) * _NEAR
-    high = gl.minimum(n_high - first, _NEAR)
-    place = number % (_NEAR * n_wide)
-    return first + place % high, place // high
 
 
 @gluon.jit
@@ -60,7 +47,7 @@ def _load(
     n_wide = n_columns // (2 * _SIZE)
     step = 0
     for number in range(gl.program_id(0), n_high * n_wide, PROGRAMS):
-        row_block, column_block = _block_at(number, n_high, n_wide)
+        row_block, column_block = block_at(number, n_high, n_wide, _NEAR)
         column = gl.load(experts + row_block) * n_columns + column_block * _SIZE
         row = gl.load(ids + row_block * _SIZE + gl.arange(0, _SIZE, gl.SliceLayout(1, of_rows)))
         row = gl.minimum(row, n_rows - 1) // A_TOKEN
@@ -73,19 +60,14 @@ def _load(
             mbarrier.wait(free.index(stage), (step // _STAGES & 1) ^ 1)
             bar = full.index(stage)
             mbarrier.expect(bar, 2 * _SIZE * _SIZE)
-            _copy_box(weights, [column, at * _SIZE], bar, gates.index(stage))
-            _copy_box(weights, [column + n_columns // 2, at * _SIZE], bar, ups.index(stage))
-            _copy(rows.index(stage), x_at + at * _SIZE)
-            _copy(by_row.index(stage), scale_at + at * x_scale_column)
-            # The previous step's copies have arrived.
+            copy_box(weights, [column, at * _SIZE], bar, gates.index(stage))
+            copy_box(weights, [column + n_columns // 2, at * _SIZE], bar, ups.index(stage))
+            copy(rows.index(stage), x_at + at * _SIZE)
+            copy(by_row.index(stage), scale_at + at * x_scale_column)
             async_copy.commit_group()
-            async_copy.wait_group(1)
-            fence_async_shared()
-            mbarrier.arrive(full.index((step + _STAGES - 1) % _STAGES), count=1, pred=step > 0)
+            signal_step_before(full, step, 1)
             step += 1
-    async_copy.wait_group(0)
-    fence_async_shared()
-    mbarrier.arrive(full.index((step + _STAGES - 1) % _STAGES), count=1, pred=step > 0)
+    signal_step_before(full, step, 0)
 
 
 @gluon.jit
@@ -113,7 +95,7 @@ def _multiply(
     n_wide = n_columns // (2 * _SIZE)
     step = 0
     for number in range(gl.program_id(0), n_high * n_wide, PROGRAMS):
-        row_block, column_block = _block_at(number, n_high, n_wide)
+        row_block, column_block = block_at(number, n_high, n_wide, _NEAR)
         scale_at = scales + gl.load(experts + row_block) * scale_expert + column_block * scale_row
         gate = gl.zeros([_SIZE // 2, _SIZE], gl.float32, mma)
         up = gl.zeros([_SIZE // 2, _SIZE], gl.float32, mma)

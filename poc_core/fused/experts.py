@@ -48,6 +48,17 @@ class Rows(NamedTuple):
 
 
 @triton.jit
+def block_at(number, n_high, n_wide, NEAR: tl.constexpr):
+    """Returns the row and the column of block `number` of n_high * n_wide blocks of a product.
+    `NEAR`: the number of rows of blocks that run together and share weights.
+    """
+    first = number // (NEAR * n_wide) * NEAR
+    high = tl.minimum(n_high - first, NEAR)
+    place = number % (NEAR * n_wide)
+    return first + place % high, place // high
+
+
+@triton.jit
 def _product_kernel(
     x, weights, out, share, ids, experts, n_ids,
     n_columns, depth, n_rows, x_stride, expert_stride, weight_stride, out_stride,
@@ -59,11 +70,7 @@ def _product_kernel(
     n_wide = n_columns // COLUMNS
     if block >= n_high * n_wide:
         return
-    # Blocks that run together share rows and weights.
-    first = block // (GROUP * n_wide) * GROUP
-    high = min(n_high - first, GROUP)
-    place = block % (GROUP * n_wide)
-    row_block, column_block = first + place % high, place // high
+    row_block, column_block = block_at(block, n_high, n_wide, GROUP)
     expert = tl.load(experts + row_block).to(tl.int64)
     row = tl.load(ids + row_block * ROWS + tl.arange(0, ROWS))
     inside = (row < n_rows)[:, None]
@@ -164,10 +171,7 @@ def _by_expert_kernel(
     n_high = tl.load(n_ids) // ROWS
     n_wide = n_columns // COLUMNS
     for block in tl.range(tl.program_id(0), n_high * n_wide, PROGRAMS, flatten=True):
-        first = block // (GROUP * n_wide) * GROUP
-        high = min(n_high - first, GROUP)
-        place = block % (GROUP * n_wide)
-        row_block, column_block = first + place % high, place // high
+        row_block, column_block = block_at(block, n_high, n_wide, GROUP)
         weight_row = tl.load(experts + row_block) * n_columns + column_block * COLUMNS
         found = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, depth, DEPTH):

@@ -28,8 +28,8 @@ GROUP = 32
 ROWS, STEP = tl.constexpr(64), tl.constexpr(64)
 # Columns of a program of `last_tiles_`: rows of a tile of weights.
 _WIDE = tl.constexpr(64)
-# `marlin_products` divides the rows and the columns of weights into parts of these sizes.
-_ROWS_OF_PART, _DEPTH_OF_PART = 256, 128
+# Columns of a block of the result, and summed columns of a pair of steps, in `marlin_products`.
+COLUMNS, DEPTH = 256, 128
 
 
 class Division(NamedTuple):
@@ -57,8 +57,8 @@ def can_multiply(words: Tensor, scales: Tensor) -> bool:
     return (
         words.element_size() == 4
         and scales.element_size() == 1
-        and n_words % (2 * _ROWS_OF_PART) == 0
-        and deep * 16 % _DEPTH_OF_PART == 0
+        and n_words % (2 * COLUMNS) == 0
+        and deep * 16 % DEPTH == 0
         and scales.shape == (n_experts, deep * 16 // GROUP, n_words // 2)
         and words.is_contiguous()
         and scales.is_contiguous()

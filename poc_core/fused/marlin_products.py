@@ -22,20 +22,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from poc_core.fused.experts import Rows
-from poc_core.fused.marlin import GROUP, Opening
+from poc_core.fused.experts import Rows, block_at
+from poc_core.fused.gluon_copies import copy, signal_step_before
+from poc_core.fused.marlin import COLUMNS, DEPTH, GROUP, Opening
 from poc_core.fused.quantise import rounded_silu
 
-# Rows and columns of a block of the result.
-ROWS, COLUMNS = 128, 256
+ROWS = 128  # of a block of the result
 _ROWS, _COLUMNS, _GROUP = gl.constexpr(ROWS), gl.constexpr(COLUMNS), gl.constexpr(GROUP)
+_DEPTH = gl.constexpr(DEPTH)
 # Steps in shared memory, and blocks of rows that share weights.
 _STAGES, _NEAR = gl.constexpr(3), gl.constexpr(4)
 # Registers of a thread that multiplies, and of a thread that copies.
 _MULTIPLIES, _COPIES = gl.constexpr(104), gl.constexpr(40)
 
-# Names that Triton 3.9 changed.
-_copy = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
+# Triton 3.9 changed a name.
 _IS_OLD = gl.constexpr(hasattr(gl.shared_memory_descriptor, "_reinterpret"))
 
 
@@ -103,15 +103,6 @@ _RESULT = gl.constexpr(
 
 
 @gluon.jit
-def _block_at(number, n_high, n_wide):
-    """Returns the indices of the block's rows and columns."""
-    first = number // (_NEAR * n_wide) * _NEAR
-    high = gl.minimum(n_high - first, _NEAR)
-    place = number % (_NEAR * n_wide)
-    return first + place % high, place // high
-
-
-@gluon.jit
 def _load(
     x, words, scales, ids, experts, n_ids, memory, sizes,
     A_TOKEN: gl.constexpr, OPENS: gl.constexpr, PROGRAMS: gl.constexpr,
@@ -135,7 +126,7 @@ def _load(
     scale_at += word // 16 % 8 * 2 + word // 2 % 2
     step = 0
     for number in range(gl.program_id(0), n_high * n_wide, PROGRAMS):
-        row_block, column_block = _block_at(number, n_high, n_wide)
+        row_block, column_block = block_at(number, n_high, n_wide, _NEAR)
         expert = gl.load(experts + row_block).to(gl.int64)
         row = row_block * _ROWS + gl.arange(0, _ROWS, gl.SliceLayout(1, of_rows))
         column = column_block * _COLUMNS
@@ -147,26 +138,21 @@ def _load(
         own_words = words + expert * (depth // 16) * (2 * n_columns) + 2 * column
         own_scales = scales + expert * (depth // _GROUP) * (n_columns // 4) + column // 4
         for part in gl.static_range(2):
-            for at in range(part * _GROUP, depth, 4 * _GROUP):
+            for at in range(part * _GROUP, depth, _DEPTH):
                 stage = step % _STAGES
                 mbarrier.wait(free.index(stage), (step // _STAGES & 1) ^ 1)
                 for half in gl.static_range(2):
                     to = stage * 2 + half
                     deep = at + half * 2 * _GROUP
-                    _copy(rows.index(to), x_at + deep)
-                    _copy(packed.index(to), own_words + deep // 16 * (2 * n_columns) + word_at)
-                    _copy(
+                    copy(rows.index(to), x_at + deep)
+                    copy(packed.index(to), own_words + deep // 16 * (2 * n_columns) + word_at)
+                    copy(
                         powers.index(to), own_scales + deep // _GROUP * (n_columns // 4) + scale_at
                     )
-                # The previous step's copies have arrived.
                 async_copy.commit_group()
-                async_copy.wait_group(1)
-                fence_async_shared()
-                mbarrier.arrive(full.index((step + _STAGES - 1) % _STAGES), count=1, pred=step > 0)
+                signal_step_before(full, step, 1)
                 step += 1
-    async_copy.wait_group(0)
-    fence_async_shared()
-    mbarrier.arrive(full.index((step + _STAGES - 1) % _STAGES), count=1, pred=step > 0)
+    signal_step_before(full, step, 0)
 
 
 @gluon.jit
@@ -216,7 +202,7 @@ def _multiply(
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _ROWS, 16])
     n_high = gl.load(n_ids) // _ROWS
     n_wide = n_columns // _COLUMNS
-    n_steps = depth // (4 * _GROUP)
+    n_steps = depth // _DEPTH
     first = gl.program_id(0)
     n_blocks = gl.cdiv(gl.maximum(n_high * n_wide - first, 0), PROGRAMS)
     sums = all_sums.index(OWN)
@@ -242,7 +228,7 @@ def _multiply(
             found = sums.load(mma) + found
             result.permute((1, 0)).store(found.to(gl.bfloat16))
             value = result.load(_RESULT).to(gl.float32)
-            row_block, column_block = _block_at(first + i // 2 * PROGRAMS, n_high, n_wide)
+            row_block, column_block = block_at(first + i // 2 * PROGRAMS, n_high, n_wide, _NEAR)
             if OPENS:
                 halves = gl.permute(gl.reshape(value, (_ROWS, 2, 32)), (0, 2, 1))
                 gate, up = gl.split(halves)
