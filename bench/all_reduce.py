@@ -66,8 +66,9 @@ class Layer:
             self.chosen[rows].int(), (x[:0], x[:0]), lambda given, to: torch.sum(given, 1, out=to),
             gates=Gates(False),
         )  # fmt: skip
-        first, second = TILES[-2]
-        compute(call, first and Tile(*first), Tile(*second))
+        # the first pair whose products both have a tile
+        first, second = next((first, second) for first, second in TILES if first)
+        compute(call, Tile(*first), Tile(*second))
         return out
 
 

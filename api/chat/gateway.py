@@ -137,7 +137,7 @@ class Gateway:
 
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
         """Sends a worker a GET that needs no engine. Returns the answer. Raises httpx.HTTPError if
-        no answer arrives in time, or if the answer is too long.
+        no answer arrives in time, if the answer is too long, or if its status is none of HTTP.
         """
         plain = (b"accept-encoding", b"identity")
         sent = [*headers, *_secret(worker), plain]
@@ -147,6 +147,8 @@ class Gateway:
                 client = stack.enter_context(self._clients.lend())
                 call = client.stream("GET", _url(worker, path), headers=sent, timeout=None)
                 answer = await stack.enter_async_context(call)
+                if not _can_be_passed_on(answer):
+                    raise httpx.RemoteProtocolError(f"the status {answer.status_code}")
                 async for piece in answer.aiter_raw():
                     body += piece
                     if len(body) > _LOOKUP_BYTES:
@@ -237,7 +239,7 @@ class Gateway:
                 lost = response.headers.get(ENGINE_LOST_HEADER)
                 if lost is not None:
                     raise LostError("its engine is lost", in_engine=lost != "0")
-                if not 200 <= response.status_code < 600:
+                if not _can_be_passed_on(response):
                     raise LostError(f"it answered {response.status_code}", in_engine=False)
                 chunks = response.aiter_raw()
                 first = await (first_events if _is_stream(response) else _next)(chunks)
@@ -382,6 +384,11 @@ async def _passed_on(
 
 async def _next(chunks: AsyncIterator[bytes]) -> bytes:
     return await anext(chunks, b"")
+
+
+def _can_be_passed_on(response: httpx.Response) -> bool:
+    """Returns False if the API's server would refuse to send the response's status."""
+    return 200 <= response.status_code < 600
 
 
 def _is_stream(response: httpx.Response) -> bool:

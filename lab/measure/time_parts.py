@@ -36,7 +36,7 @@ _NAMES: Sequence[tuple[str, re.Pattern[str]]] = [
         (
             MATRICES,
             r"gemm|gemv|matmul|linear|(?<![a-z])(add|b|baddb|scaled_|onednn_)?mm(?![a-z])|cutlass|cublas|nvjet|xmma|wgmma"
-            r"|marlin|moe|expert|_product_kernel|topk_|flash|fmha|mha|attention|attn|paged|reshape_and_cache",
+            r"|marlin|moe|expert|_(product|gates|last)_kernel|topk_|flash|fmha|mha|attention|attn|paged|reshape_and_cache",
         ),
         (TAIL, r"sort|gather"),
     )

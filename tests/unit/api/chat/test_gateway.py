@@ -1341,6 +1341,10 @@ class TestModels:
         node.start("w4", self.listing("other"), model="other")
         assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == ["other"]
 
+    def test_a_status_that_http_lacks_is_no_answer(self, node: Node) -> None:
+        node.start("w1", lambda call: call.answer(b"{}", "999 What"))
+        assert node.api.get("/v1/models").json()["data"] == []
+
     def test_an_id_that_is_no_text_is_no_error_of_others(self, node: Node) -> None:
         node.start("w1", lambda call: call.answer(b'{"data": [{"id": 7}]}'))
         node.start("w2", self.listing("other"), model="other")
