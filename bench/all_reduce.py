@@ -67,7 +67,7 @@ class Layer:
             gates=Gates(False),
         )  # fmt: skip
         # the first pair whose products both have a tile
-        first, second = next((first, second) for first, second in TILES if first)
+        first, second = next((first, second) for first, second in TILES if first and second)
         compute(call, Tile(*first), Tile(*second))
         return out
 

@@ -23,6 +23,8 @@ from poc_core.fused.quantise import GROUP, quantised, rounded_silu, silu
 # Compute capability of the GPUs on which these kernels were verified, and the alignment in bytes
 # that their tensor memory accelerator requires.
 _HOPPER, _ALIGNED = 9, 16
+# Numbers of groups of columns that `block_down.multiply_` can sum: its memory has room for so many.
+DOWN_STEPS = range(4, 9)
 
 
 class Gates(NamedTuple):
@@ -145,10 +147,10 @@ def open_gates_(
     """Computes the first product of an MoE layer and its activation silu(gate) * up, quantises the
     result, and writes it to `out`.
 
-    The product is rounded to bfloat16 before the activation. `out`: (rows_by_expert(rows, tile),
-    m), in the order of `rows.ids`. `x`: (n, k). `weights`: (experts, 2 m, k); the first m rows of
-    an expert are for gates, the other m rows for `up`. `a_token`: the number of experts per row of
-    x.
+    The product is rounded to bfloat16 before the activation. `out`: (rows_by_expert(rows,
+    tile.rows), m), in the order of `rows.ids`. `x`: (n, k). `weights`: (experts, 2 m, k); the first
+    m rows of an expert are for gates, the other m rows for `up`. `a_token`: the number of experts
+    per row of x.
     """
     _run(out, x, weights, None, rows, a_token, tile, gates)
 
@@ -158,9 +160,9 @@ def multiply_(
 ) -> None:
     """Computes the second product of an MoE layer, and writes it to out (n, m) in 16 bits.
 
-    `x`: (rows_by_expert(rows, tile), k), in the order of `rows.ids`. `weights`: (experts, m, k).
-    `share`: (n,), the router's weight for each row of `out`. The row's sums are multiplied by this
-    weight in float32.
+    `x`: (rows_by_expert(rows, tile.rows), k), in the order of `rows.ids`. `weights`: (experts, m,
+    k). `share`: (n,), the router's weight for each row of `out`. The row's sums are multiplied by
+    this weight in float32.
     """
     _run(out, x, weights, share, rows, 1, tile, Gates(False))
 
@@ -198,6 +200,13 @@ def _described(numbers: Tensor, rows: int) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(numbers, [*numbers.shape], [*numbers.stride()], [rows, GROUP])
+
+
+def can_multiply_down(second: Quantised) -> bool:
+    """Returns True if `block_down.multiply_` supports the weights of the second product, and
+    `can_multiply` is True.
+    """
+    return second.numbers.shape[2] // GROUP in DOWN_STEPS
 
 
 def can_multiply(x: Quantised, first: Quantised, second: Quantised) -> bool:

@@ -6,8 +6,6 @@ rows and weights to shared memory. Two other groups compute 64 rows each: while 
 products to its sums, the tensor cores multiply for the other.
 """
 
-from typing import Any
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,13 +19,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from poc_core.fused.block_experts import Quantised
 from poc_core.fused.experts import Rows, block_at
-from poc_core.fused.gluon_copies import copy, copy_box, signal_step_before
+from poc_core.fused.gluon_copies import boxes_of, copy, copy_box, signal_step_before
 from poc_core.fused.quantise import GROUP, quantised, rounded_silu
 
-# Rows of a block. Its columns, and the columns of a step, are a group of columns with one scale.
-ROWS = 128
-_SIZE = gl.constexpr(ROWS)
-assert ROWS == GROUP
+# Rows and columns of a block, and columns that are summed in a step.
+_SIZE = gl.constexpr(GROUP)
 # Steps in shared memory, and blocks of rows that share weights.
 _STAGES, _NEAR = gl.constexpr(4), gl.constexpr(8)
 # Registers of a thread that multiplies, and of a thread that copies.
@@ -174,23 +170,13 @@ def open_gates_(
     out: Quantised, x: Quantised, weights: Quantised, rows: Rows, a_token: int, limit: float
 ) -> None:
     """Computes what `block_experts.open_gates_` computes with `Gates(True, limit)`. `rows`: in
-    blocks of ROWS.
+    blocks of GROUP.
     """
     n_columns, depth = weights.numbers.shape[1:]
     programs = torch.cuda.get_device_properties(x.numbers.device).multi_processor_count
     _gates_kernel[(programs,)](
-        x.numbers, x.scales, _described(weights.numbers.view(-1, depth)), weights.scales,
+        x.numbers, x.scales, boxes_of(weights.numbers.view(-1, depth)), weights.scales,
         out.numbers, out.scales, *rows, n_columns, depth, len(x.numbers) * a_token,
         *x.scales.stride(), *weights.scales.stride(), out.numbers.stride(0), *out.scales.stride(),
         A_TOKEN=a_token, LIMIT=limit, PROGRAMS=programs, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-
-
-def _described(numbers: Any) -> Any:
-    """Returns a tensor descriptor, by which the tensor memory accelerator reads `numbers` (n, k) in
-    blocks of ROWS rows and as many columns.
-    """
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    layout = gl.NVMMASharedLayout(ROWS, 8, 2)
-    return TensorDescriptor.from_tensor(numbers, [ROWS, ROWS], layout)

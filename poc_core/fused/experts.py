@@ -8,7 +8,7 @@ Hopper and newer GPUs there are also kernels for rows in expert order. They read
 with the tensor memory accelerator, and each program computes several blocks.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -125,8 +125,8 @@ def product_(
     k), or (experts, 2 m, k) to write silu(gate) * up; the first m rows of an expert are then for
     gates. `share`: (n * a_token,), the router's weight for each product, which is multiplied in
     float32; None means no multiplication. `a_token`: the number of experts per row of `x`.
-    `by_expert`: True if `out` is (rows_by_expert(rows, tile), m), in the order of `rows.ids`. See
-    `can_multiply`.
+    `by_expert`: True if `out` is (rows_by_expert(rows, tile.rows), m), in the order of `rows.ids`.
+    See `can_multiply`.
     """
     n_columns, depth = weights.shape[1:]
     blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // tile.columns)
@@ -154,11 +154,10 @@ def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
     )
 
 
-def rows_by_expert(rows: Rows, tile: Any) -> int:
+def rows_by_expert(rows: Rows, block: int) -> int:
     """Returns the number of rows of a tensor in expert order: the length of `rows.ids`, rounded up
-    to a multiple of tile.rows.
+    to a multiple of `block`, the rows of a block.
     """
-    block: int = tile.rows
     return int(triton.cdiv(rows.ids.numel(), block)) * block
 
 
@@ -191,9 +190,9 @@ def product_by_expert_(
 ) -> None:
     """Computes the second product of an MoE layer, and writes it to out (n, m).
 
-    `x`: (rows_by_expert(rows, tile), k), in the order of `rows.ids`. `weights`: (experts, m, k).
-    `share`: (n,), the router's weight for each row of `out`, which is multiplied in float32. See
-    `can_multiply_by_expert`.
+    `x`: (rows_by_expert(rows, tile.rows), k), in the order of `rows.ids`. `weights`: (experts, m,
+    k). `share`: (n,), the router's weight for each row of `out`, which is multiplied in float32.
+    See `can_multiply_by_expert`.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 

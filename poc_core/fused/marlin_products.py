@@ -10,7 +10,6 @@ explains. The sums of the even groups wait in shared memory.
 """
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -304,11 +303,11 @@ def multiply_(
     `out`. `words` and `scales` (experts, ...): see `poc_core.fused.marlin.can_multiply`.
 
     With `opening`, computes the first product of an MoE layer and its activation silu(gate) * up.
-    `x`: (n, k). `out`: (rows_by_expert(rows), m), in the order of `rows.ids`. The first m columns
-    of the weights are for gates, the other m for `up`.
+    `x`: (n, k). `out`: (rows_by_expert(rows, ROWS), m), in the order of `rows.ids`. The first m
+    columns of the weights are for gates, the other m for `up`.
 
-    Without `opening`, computes the second product. `x`: (rows_by_expert(rows), k), in the order of
-    `rows.ids`. `out`: (n, m). `share`: (n,), the router's weight for each row of `out`.
+    Without `opening`, computes the second product. `x`: (rows_by_expert(rows, ROWS), k), in the
+    order of `rows.ids`. `out`: (n, m). `share`: (n,), the router's weight for each row of `out`.
     """
     n_columns, depth = words.shape[2] // 2, words.shape[1] * 16
     a_token, limit = opening or (1, 0.0)
@@ -319,8 +318,3 @@ def multiply_(
         A_TOKEN=a_token, OPENS=opening is not None, LIMIT=limit, PROGRAMS=programs,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-
-
-def rows_by_expert(rows: Rows) -> int:
-    """Returns the number of rows of a tensor in the order of `rows.ids`."""
-    return int(triton.cdiv(rows.ids.numel(), ROWS)) * ROWS

@@ -22,11 +22,15 @@ from workers.vllm.release import custom_ops
 LEAST = 4096
 # Alignment in bytes of memory that the kernels read in blocks.
 ALIGNED = 16
+ROWS = 128  # of a block of poc_core.fused.block_gates and block_down
 # Tiles for both products, whose blocks have equally many rows: rows; whether two groups of columns
 # are summed at a time; blocks of rows that share weights; warps; stages. The fastest of 24 on an
-# H200. None: poc_core.fused.block_gates, only for scales that are powers of two.
-TILES: tuple[tuple[tuple[int, bool, int, int, int] | None, tuple[int, bool, int, int, int]], ...]
-TILES = (
+# H200. None in place of the first: poc_core.fused.block_gates, only for scales that are powers of
+# two. None in place of the second: poc_core.fused.block_down.
+_Tile = tuple[int, bool, int, int, int]
+TILES: tuple[tuple[_Tile | None, _Tile | None], ...] = (
+    (None, None),
+    ((128, True, 8, 16, 3), None),
     (None, (128, True, 16, 8, 3)),
     ((128, True, 8, 16, 3), (128, True, 16, 8, 3)),
     ((64, False, 16, 4, 3), (64, False, 16, 4, 3)),
@@ -154,12 +158,13 @@ def _best(call: Call, by_vllm: Compute) -> Any | None:
     """Returns the fastest pair of tiles for the two products. Returns None if vLLM's kernels are
     faster, or if no pair gives results that are bit-identical to vLLM's.
     """
-    from poc_core.fused.block_experts import Tile
+    from poc_core.fused.block_experts import Tile, can_multiply_down
 
+    has_down = can_multiply_down(call.second)
     tiles = [
-        (first and Tile(*first), Tile(*second))
+        (first and Tile(*first), second and Tile(*second))
         for first, second in TILES
-        if first or call.gates.powers
+        if (first or call.gates.powers) and (second or has_down)
     ]
     best = quickest(by_vllm, [partial(compute, call, *both) for both in tiles], call.out)
     return None if best is None else tiles[best]
@@ -179,8 +184,9 @@ def compute(call: Call, first: Any, second: Any) -> None:
 
     n_experts, columns, middle = call.second.numbers.shape
     tokens, a_token = call.chosen.shape
-    rows = Rows(*custom_ops.rows_of_experts(call.chosen, second.rows, n_experts))
-    n = rows_by_expert(rows, second)
+    block = second.rows if second else ROWS
+    rows = Rows(*custom_ops.rows_of_experts(call.chosen, block, n_experts))
+    n = rows_by_expert(rows, block)
     opened = Quantised(
         memory(call.spaces[0], call.x.numbers.dtype, n, middle),
         call.x.scales.new_empty(middle // 128, n).t(),
@@ -192,7 +198,13 @@ def compute(call: Call, first: Any, second: Any) -> None:
     else:
         open_gates_(opened, call.x, call.first, rows, a_token, first, call.gates)
     products = memory(call.spaces[1], call.out.dtype, tokens * a_token, columns)
-    multiply_(products, opened, call.second, call.share.flatten(), rows, second)
+    share = call.share.flatten()
+    if second is None:
+        from poc_core.fused import block_down
+
+        block_down.multiply_(products, opened, call.second, share, rows)
+    else:
+        multiply_(products, opened, call.second, share, rows, second)
     call.add(products.view(tokens, a_token, columns), call.out)
 
 

@@ -239,7 +239,7 @@ class LayerCall:
         from poc_core.fused.experts import rows_by_expert
 
         space, columns = self._space, output.shape[1]
-        n = rows_by_expert(product.rows, product.tile)
+        n = rows_by_expert(product.rows, product.tile.rows)
         if (
             space is None
             or space.dtype != output.dtype

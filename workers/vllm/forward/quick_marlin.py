@@ -130,7 +130,7 @@ class QuickMarlin(QuickApply):
 def compute(call: Call, divisions: Divisions) -> None:
     """Computes `call.out`."""
     from poc_core.fused import marlin_products
-    from poc_core.fused.experts import Rows
+    from poc_core.fused.experts import Rows, rows_by_expert
     from poc_core.fused.marlin import ROWS, Division, Opening, last_tiles_, places
     from poc_core.fused.row_order import in_order
 
@@ -140,7 +140,7 @@ def compute(call: Call, divisions: Divisions) -> None:
     tokens, a_token = call.chosen.shape
     n_rows, middle = tokens * a_token, second[0].shape[1] * 16
     rows = Rows(*custom_ops.rows_of_experts(call.chosen, marlin_products.ROWS, n_experts))
-    n = marlin_products.rows_by_expert(rows)
+    n = rows_by_expert(rows, marlin_products.ROWS)
     opened = memory(call.spaces[0], call.x.dtype, n, middle)
     products = memory(call.spaces[1], call.x.dtype, n_rows, columns)
     share = call.share.flatten().to(call.x.dtype)

@@ -41,7 +41,7 @@ def check(a_block: int, wide: bool, powers: bool, limit: float) -> None:
     by_row, n = chosen.flatten(), chosen.numel()
     rows = rows_of(chosen, EXPERTS, a_block)
     tile = kernels.Tile(a_block, wide, 2, 4, 2)
-    n_by_expert = kernels.rows_by_expert(rows, tile)
+    n_by_expert = kernels.rows_by_expert(rows, tile.rows)
     opened = kernels.Quantised(
         torch.empty(n_by_expert, MIDDLE), torch.empty(MIDDLE // GROUP, n_by_expert).t()
     )

@@ -74,7 +74,7 @@ def check_by_expert() -> None:
     n, shares = TOKENS * A_TOKEN, share.flatten()
     by_row, by_expert = (
         torch.empty(n, COLUMNS // 2),
-        torch.empty(kernels.rows_by_expert(rows, tile), COLUMNS // 2),
+        torch.empty(kernels.rows_by_expert(rows, tile.rows), COLUMNS // 2),
     )
     kernels.product_(by_row, x, first, None, rows, A_TOKEN, tile)
     kernels.product_(by_expert, x, first, None, rows, A_TOKEN, tile, by_expert=True)

@@ -16,7 +16,7 @@ def compiled(kernel: Any, options: dict[str, Any], pointers: dict[str, str]) -> 
     from triton.experimental.gluon._runtime import GluonASTSource
 
     kinds = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(options, "constexpr") | pointers
-    other = {*options, "n_ids", "n_rows", "weights"}
+    other = {*options, "n_ids", "n_rows", *(at for at, kind in kinds.items() if "desc" in kind)}
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(kernel.arg_names)
@@ -32,6 +32,7 @@ def compiled(kernel: Any, options: dict[str, Any], pointers: dict[str, str]) -> 
 def check() -> None:
     from triton.experimental.gluon import language as gl
 
+    from poc_core.fused.block_down import _down_kernel
     from poc_core.fused.block_gates import _gates_kernel
     from poc_core.fused.marlin_products import _product_kernel
 
@@ -45,6 +46,10 @@ def check() -> None:
     layout = gl.NVMMASharedLayout(128, 8, 2)
     pointers["weights"] = f"tensordesc<fp8e4nv[128, 128],{layout!r}>"
     compiled(_gates_kernel, options, integers | pointers)
+    pointers |= {"x": pointers["weights"], "out": "*bf16", "share": "*fp32"}
+    del pointers["out_scales"]
+    for steps in (4, 6, 8):
+        compiled(_down_kernel, {"STEPS": steps, "PROGRAMS": 132}, integers | pointers)
 
 
 def test_kernels_compile_for_hopper() -> None:

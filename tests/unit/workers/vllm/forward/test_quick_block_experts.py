@@ -127,7 +127,9 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
         Gates=Gates, Quantised=Quantised, Tile=Tile,
         Rows=lambda block: SimpleNamespace(block=block),
         open_gates_=found.open_gates, multiply_=found.multiply,
-        can_multiply=lambda *_: found.can_multiply, rows_by_expert=lambda *_: TOKENS * A_TOKEN + 1,
+        can_multiply=lambda *_: found.can_multiply,
+        can_multiply_down=lambda second: second.numbers.shape[2] == MIDDLE,
+        rows_by_expert=lambda *_: TOKENS * A_TOKEN + 1,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "poc_core.fused.block_experts", kernels)
     monkeypatch.setattr(quick, "TILES", [((rows, False, 1, 4, 3),) * 2 for rows in (64, 128)])
@@ -202,6 +204,29 @@ def test_the_first_product_has_a_kernel_for_scales_that_are_powers_of_two(
     with quick_block_experts().bound():
         layer.compute()
         assert layer.compute()[1] == [by]
+
+
+@pytest.mark.parametrize(("middle", "by"), [(MIDDLE, "128 rows down"), (2 * MIDDLE, "64 rows")])
+def test_the_second_product_has_a_kernel_for_some_depths(
+    layer: Layer, monkeypatch: pytest.MonkeyPatch, middle: int, by: str
+) -> None:
+    from workers.vllm.forward import quick_block_experts as quick
+
+    def multiply(out: Tensor, x: Any, weights: Any, share: Tensor, rows: Any) -> None:
+        assert rows.block == 128
+        layer.multiply(out, x, weights, share, rows, Tile(rows.block, True, 1, 4, 3))
+        layer.by[-1] += " down"
+
+    kernels = ModuleType("poc_core.fused.block_down")
+    vars(kernels).update(multiply_=multiply)
+    monkeypatch.setitem(sys.modules, "poc_core.fused.block_down", kernels)
+    monkeypatch.setattr(fused, "block_down", kernels, raising=False)
+    tile = (False, 1, 4, 3)
+    monkeypatch.setattr(quick, "TILES", [((64, *tile), (64, *tile)), ((128, *tile), None)])
+    weights = torch.empty(EXPERTS, COLUMNS, middle)
+    with quick_block_experts().bound():
+        layer.compute(w2=weights)
+        assert layer.compute(w2=weights)[1] == [by]
 
 
 def test_gates_with_a_limit_are_opened_within_it_where_vllm_does_so(

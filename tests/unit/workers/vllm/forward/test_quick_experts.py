@@ -2,7 +2,7 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -26,6 +26,15 @@ def product(x: Tensor, weights: Tensor, share: Tensor | None, a_token: int) -> T
 def open_gates(x: Tensor) -> Tensor:
     gate, up = x.float().chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
+
+
+class Tile(NamedTuple):
+    rows: int
+    columns: int
+    depth: int
+    group: int
+    warps: int
+    stages: int
 
 
 class Layer:
@@ -117,7 +126,7 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     monkeypatch.setattr(custom_ops, "triton_experts", lambda: found.module)
     kernels = ModuleType("poc_core.fused.experts")
     vars(kernels).update(
-        product_=found.kernel, can_multiply=lambda *_: True, Rows=lambda *_: (), Tile=lambda *_: (),
+        product_=found.kernel, can_multiply=lambda *_: True, Rows=lambda *_: (), Tile=Tile,
         product_by_expert_=found.kernel_by_expert, can_multiply_by_expert=lambda *_: found.has_tma,
         rows_by_expert=lambda *_: TOKENS * A_TOKEN + 1,
     )  # fmt: skip
