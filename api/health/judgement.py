@@ -10,7 +10,7 @@ from poc_core.machine_figures import is_short_of_memory
 from poc_core.records import RoundState, WorkerRecord
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.places import LATELY_S
-from poc_core.state.outbox import BAD_CERTIFICATES
+from poc_core.state.parsing import BAD_CERTIFICATES
 from poc_core.state.overview import Overview
 
 # Seconds without a heartbeat of a supervisor or chat port, or of the courier.

@@ -60,8 +60,6 @@ def backoff_s(failures: int) -> float:
 _MOST_DUE = 1000
 # Most seconds by which a receiver may delay its next payload (Retry-After).
 LONGEST_WAIT_S = 600.0
-# The problem that a courier reports with its sign of life if certificates are unusable.
-BAD_CERTIFICATES = "certificates"
 
 
 class OutboxExpiredError(ProoflineError):

@@ -23,6 +23,8 @@ _WORKER = TypeAdapter(records.WorkerRecord)
 
 # Unanswered tries in a row after which only one job payload at a time is sent, as a probe.
 BREAKS_AT = 5
+# The problem that a courier reports with its sign of life if certificates are unusable.
+BAD_CERTIFICATES = "certificates"
 # Receivers listed in a status, and receivers examined to find them.
 _MOST_LISTED = 20
 MOST_LOOKED_AT = 100

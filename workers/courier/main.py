@@ -25,7 +25,8 @@ from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import Settings, load_settings
 from poc_core.state import scripts
 from poc_core.state.client import connect, refuse_wrong
-from poc_core.state.outbox import BAD_CERTIFICATES, Outbox, Receivers
+from poc_core.state.outbox import Outbox, Receivers
+from poc_core.state.parsing import BAD_CERTIFICATES
 from poc_core.state.registry import WorkerRegistry
 from workers.courier.courier import Courier
 from workers.courier.poster import Poster
