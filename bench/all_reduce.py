@@ -39,7 +39,7 @@ class Layer:
         self.second = self._weights(HIDDEN, MIDDLE)
 
     def _weights(self, rows: int, columns: int) -> Any:
-        from poc_core.fused.block_experts import Quantised
+        from workers.vllm.kernels.block_experts import Quantised
 
         numbers = torch.empty(EXPERTS, rows, columns, dtype=torch.float8_e4m3fn, device="cuda")
         for one in numbers:
@@ -53,9 +53,9 @@ class Layer:
         return x
 
     def experts(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
-        from poc_core.fused.block_experts import Gates, Quantised, Tile
-        from poc_core.fused.quantise import quantise_
-        from workers.vllm.forward.quick_block_experts import TILES, Call, compute
+        from workers.vllm.kernels.block_experts import Gates, Quantised, Tile
+        from workers.vllm.kernels.quantise import quantise_
+        from workers.vllm.kernels.quick_block_experts import TILES, Call, compute
 
         numbers = torch.empty_like(x, dtype=torch.float8_e4m3fn)
         scales = x.new_empty(len(x), HIDDEN // 128, dtype=torch.float32)

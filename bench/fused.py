@@ -23,7 +23,7 @@ from lab.measure.artifact_distance import artifacts, distance
 from lab.measure.moe_backends import BATCH, SMALL_BATCH
 from lab.measure.speed import spec_of, speed
 from lab.measure.time_parts import time_parts
-from poc_core.fused import SWITCH
+from poc_core.arithmetic.fused import SWITCH
 from workers.engines.options import EngineOptions
 
 LONGEST = 16  # kernels of a micro-batch that are printed

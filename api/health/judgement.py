@@ -10,8 +10,8 @@ from poc_core.machine_figures import is_short_of_memory
 from poc_core.records import RoundState, WorkerRecord
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.places import LATELY_S
-from poc_core.state.parsing import BAD_CERTIFICATES
 from poc_core.state.overview import Overview
+from poc_core.state.parsing import BAD_CERTIFICATES
 
 # Seconds without a heartbeat of a supervisor or chat port, or of the courier.
 HOST_SILENT_S, COURIER_SILENT_S = 5.0, 3.0

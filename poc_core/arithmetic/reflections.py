@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poc_core import fused
-from poc_core.arithmetic import rng
+from poc_core.arithmetic import fused, rng
 
 
 def householder_vectors(names: Sequence[str], dim: int, device: torch.device) -> Tensor:
@@ -35,7 +34,7 @@ def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
     """
     if not fused.is_on(v.device):
         return [reflect(x, v) for x in terms]
-    from poc_core.fused.reflect import (  # here: only torch's CUDA builds include Triton
+    from poc_core.arithmetic.reflect import (  # here: only torch's CUDA builds include Triton
         can_reflect,
         reflect_,
     )

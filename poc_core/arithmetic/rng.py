@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poc_core import fused
+from poc_core.arithmetic import fused
 
 _C1 = 0xCC9E2D51
 _C2 = 0x1B873593
@@ -107,7 +107,9 @@ def normal(
         return out
     all_bits = _bits(seeds, device)
     if fused.is_on(device) and out.stride(1) == 1:
-        from poc_core.fused.normal import normal_  # here: only torch's CUDA builds include Triton
+        from poc_core.arithmetic.normal import (
+            normal_,  # here: only torch's CUDA builds include Triton
+        )
 
         normal_(out, all_bits)
         return out

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 
-from poc_core import fused
+from poc_core.arithmetic import fused
 from workers.vllm.chat.scoring import PROCESSED, Scoring
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,9 @@ def scored(
 ) -> RowResults:
     """Returns ids, logprobs and ranks for n tokens. `logits`: not yet divided by `temperature`."""
     if _is_fused(logits, n_best):
-        from poc_core.fused import best  # imported here: only a CUDA build of torch includes Triton
+        from workers.vllm.chat import (
+            best,  # imported here: only a CUDA build of torch includes Triton
+        )
 
         return best.scored(logits, tokens, temperature, n_best)
     return _plainly_scored(logits, tokens, temperature, n_best)
@@ -139,7 +141,7 @@ def _plainly_scored(
 def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
     if not fused.is_on(logits.device) or logits.stride(1) != 1:
         return False
-    from poc_core.fused import best
+    from workers.vllm.chat import best
 
     return n_best <= best.MOST_BEST <= logits.shape[1] and fused_is_right(logits.device)
 
@@ -147,7 +149,7 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
 @functools.cache
 def fused_is_right(device: torch.device) -> bool:
     """Returns True if the fused kernel runs on the device and gives the torch code's results."""
-    from poc_core.fused import best
+    from workers.vllm.chat import best
 
     generator = torch.Generator(device).manual_seed(1)
     logits = torch.randn(2, 20_000, generator=generator, device=device)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from poc_core.schemes.base import LayerTransform
 from workers.vllm.forward.handed_on import handed_on, with_all
 from workers.vllm.forward.layout import Layout
-from workers.vllm.forward.quick_block_experts import QuickBlockExperts
-from workers.vllm.forward.quick_experts import QuickExperts
-from workers.vllm.forward.quick_marlin import QuickMarlin
-from workers.vllm.forward.quick_norms import QuickNorms
-from workers.vllm.forward.quick_operations import QuickOperations
 from workers.vllm.forward.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.watch import Watch
+from workers.vllm.kernels.quick_block_experts import QuickBlockExperts
+from workers.vllm.kernels.quick_experts import QuickExperts
+from workers.vllm.kernels.quick_marlin import QuickMarlin
+from workers.vllm.kernels.quick_norms import QuickNorms
+from workers.vllm.kernels.quick_operations import QuickOperations
 from workers.vllm.release import custom_ops, model_parts
 
 # Outputs that the network transforms: hidden_states and residual, the first two of a layer.

@@ -244,7 +244,7 @@ def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
 
 def plan_of(options: EngineOptions) -> Message:
     """Returns the options and vLLM release that must be equal on all hosts of an engine."""
-    from poc_core import fused  # here: it imports torch
+    from poc_core.arithmetic import fused  # here: it imports torch
     from workers.vllm.forward import recording
 
     own_matters = {"model", "span", "codebook", "logprob_tokens", "validation", "synthetic_step_ms"}

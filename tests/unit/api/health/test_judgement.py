@@ -23,9 +23,8 @@ from poc_core.serving.deployments import (
     HostState,
 )
 from poc_core.serving.places import WorkerPlace, name_of, slot_of
-from poc_core.state.parsing import BAD_CERTIFICATES
 from poc_core.state.overview import CurrentRound, GoneHost, Overview, RoundRates
-from poc_core.state.parsing import OutboxStatus, SilentReceiver
+from poc_core.state.parsing import BAD_CERTIFICATES, OutboxStatus, SilentReceiver
 from tests.harness.samples import MODEL, round_config, worker_record
 
 NOW = 1000.0

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from poc_core import fused
-from poc_core.arithmetic import reflections, rng
+from poc_core.arithmetic import fused, reflections, rng
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import load_scheme

@@ -3,7 +3,7 @@ from unittest import mock
 import pytest
 import torch
 
-from poc_core import fused
+from poc_core.arithmetic import fused
 from poc_core.arithmetic.reflections import (
     householder_vectors,
     layer_vectors,
@@ -11,7 +11,7 @@ from poc_core.arithmetic.reflections import (
     reflect_terms,
 )
 from tests.harness.golden import PRIMITIVES
-from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
+from tests.harness.interpreted import run_interpreted
 
 pytestmark = pytest.mark.xdist_group("interpreted")
 

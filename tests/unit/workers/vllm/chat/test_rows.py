@@ -226,7 +226,7 @@ def test_a_kernel_that_fails_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: bool
 ) -> None:
     pytest.importorskip("triton")
-    from poc_core.fused import best
+    from workers.vllm.chat import best
 
     def scored(logits: torch.Tensor, tokens: torch.Tensor, *_told: Any) -> Any:
         if broken:
