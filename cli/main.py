@@ -56,12 +56,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("cli.run.demo:demo", RUNNING),
-    "up": Command("cli.run.up:up", RUNNING),
+    "demo": Command("cli.supervise.demo:demo", RUNNING),
+    "up": Command("cli.supervise.up:up", RUNNING),
     "api": Command("cli.run.api:api", RUNNING),
     "worker": Command("cli.run.worker:worker", RUNNING),
     "supervised-worker": Command("cli.run.worker:supervised_worker", None),
-    "workers": Command("cli.run.workers:workers", RUNNING),
+    "workers": Command("cli.supervise.workers:workers", RUNNING),
     "courier": Command("cli.run.courier:courier", RUNNING),
     "flower": Command("cli.run.flower:flower", RUNNING),
     "ready": Command("cli.run.ready:ready", RUNNING),
@@ -72,7 +72,7 @@ COMMANDS = {
         " which a running API reads again when it changes.",
     ),
     "hosts": Command(
-        "cli.run.hosts:app",
+        "cli.join.hosts:app",
         RUNNING,
         "Invite, list and revoke hosts, which join with one token (`proofline workers --join`)."
         " Each host gets its own Redis user. POC_REDIS_URL must name the operator's user.",

@@ -1,1 +1,3 @@
-"""Joining: the operator invites a host, which joins the node with a token that works once."""
+"""Joining: the operator invites a host (command `hosts`), which joins the node with a token that
+works once.
+"""

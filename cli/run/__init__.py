@@ -1,1 +1,1 @@
-"""The commands that run Proofline, or one of its processes."""
+"""The commands that run one of Proofline's processes, and commands for its keys and its health."""

@@ -1,1 +1,3 @@
-"""Starts, supervises, restarts and stops the processes of this machine."""
+"""The commands `up`, `workers` and `demo`, which start, supervise, restart and stop processes of
+this machine.
+"""

@@ -75,7 +75,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineOptions, int]]:
         calls.append((options, given["workers"]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cli.run.up.Stack", stack)
+    monkeypatch.setattr("cli.supervise.up.Stack", stack)
     return calls
 
 

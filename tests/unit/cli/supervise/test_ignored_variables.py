@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.run.up import ignored_variables
+from cli.supervise.up import ignored_variables
 from poc_core.settings import Settings
 
 

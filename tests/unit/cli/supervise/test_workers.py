@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli.machine import placement
 from cli.main import app
-from cli.run import workers
+from cli.supervise import workers
 from cli.supervise.fleet import WorkersError
 from poc_core.joining.tokens import Token
 from workers.vllm.start.log_patterns import HOPELESS

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.run.demo import TAMPERED_EVERY, DemoError, command, row_of, show, tampered
+from cli.supervise.demo import TAMPERED_EVERY, DemoError, command, row_of, show, tampered
 
 ARTIFACTS = [{"nonce": nonce, "vector_b64": f"v{nonce}"} for nonce in range(64)]
 
