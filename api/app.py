@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from api import errors, openapi
+from api import errors
 from api.bodies import batch_bodies, job_bodies, round_bodies
 from api.edge import doorkeeper
 from api.edge.body_limit import BodyLimit
@@ -16,6 +16,7 @@ from api.edge.encodings import Decoded
 from api.edge.error_shapes import ErrorShapes
 from api.edge.head import HeadAsGet
 from api.edge.perimeter import Perimeter
+from api.edge.refusals import Watch
 from api.edge.shares import InTurns
 from api.edge.version_segment import VersionSegment
 from api.models.downloads import LOOK_S
@@ -30,11 +31,11 @@ from api.routes import (
     node_metrics,
     openai,
     pow,
+    reference,
     rounds,
     validate,
 )
-from api.seen.refusals import Watch
-from api.services import REPORT_S, Services
+from api.routes.services import REPORT_S, Services
 from api.version import VERSION
 from poc_core.settings import Settings, listed, load_settings
 
@@ -113,7 +114,7 @@ def create_app(
     if node_metrics.is_on(os.environ):
         app.routes.extend(node_metrics.router.routes)
     app.routes.extend(console.router.routes)
-    openapi.describe(
+    reference.describe(
         app,
         [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()],
         doorkeeper.OPEN,

@@ -19,12 +19,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.chat.chat_workers import ChatWorkers
+from api.chat.chats import Chats
 from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
 from api.chat.streams import KEEP_ALIVE_S, Headers, Sending, failure, first_events
 from api.chat.suspects import RECENT_S, Engine, LostError, fingerprint
 from api.errors import RETRY_AFTER_S
-from api.seen.chats import Chats
 from poc_core.records import (
     ENGINE_LOST_HEADER,
     GATEWAY_CLIENT_HEADER,

@@ -1,1 +1,1 @@
-"""The console at /console: the data that its page shows, and the page's files."""
+"""The console at /console: the data that its pages show, the stream to them, and their files."""

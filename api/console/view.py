@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import JsonValue
 
 from api.console import fleet
+from api.console.live import Sections
 from api.console.work import Work
 from api.health.judgement import Health
 from api.health.reading import HealthReader
 from api.health.roster import deployment_state, summed_by_name
-from api.reading.live import Sections
 from api.version import VERSION
 from poc_core.records import RoundState, WorkerRecord
 from poc_core.redis_at.connections import TRANSIENT

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.edge.keys import Caller, KeyFile, Role
 from api.edge.private_peers import Address, address_of, forwarded_for, is_private
+from api.edge.refusals import CALLER
 from api.edge.shares import CLIENT
 from api.errors import openai_error
-from api.seen.refusals import CALLER
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 from poc_core.settings import PRIVATE, Settings, listed, parse_networks
 

@@ -1,1 +1,1 @@
-"""Determines the node's health, for all routes and pages that report it."""
+"""Determines the node's health, for all that report it, and the node's Prometheus metrics."""

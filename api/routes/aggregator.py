@@ -7,9 +7,9 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 
 from api import bodies
-from api.openapi import json_body
 from api.routes import examples
-from api.services import AppServices
+from api.routes.reference import json_body
+from api.routes.services import AppServices
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
 
 router = APIRouter(prefix="/api/v1", tags=["aggregator"], responses=examples.REDIS_AWAY)

@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, RedirectResponse, StreamingRespons
 from starlette.types import Receive, Scope, Send
 
 from api.console import page
+from api.console.live import MOST_PAGES, Live
 from api.console.view import View, steps_of
 from api.errors import unavailable
-from api.reading.live import MOST_PAGES, Live
-from api.services import AppServices
+from api.routes.services import AppServices
 from poc_core.state.history import STEPS
 
 router = APIRouter(include_in_schema=False)

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from api.routes import examples
-from api.services import AppServices
+from api.routes.services import AppServices
 from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
 from poc_core.state.parsing import readable
 from poc_core.state.registry import WorkerRegistry

@@ -10,7 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from api.errors import RETRY_AFTER_S, unavailable
 from api.health.judgement import Level
 from api.routes import examples
-from api.services import AppServices
+from api.routes.services import AppServices
 from poc_core import answers
 from poc_core.serving.deployments import HostState
 from poc_core.state.overview import Overview

@@ -9,7 +9,7 @@ from api.edge.doorkeeper import Rates
 from api.edge.shares import of_address
 from api.errors import unavailable
 from api.routes import examples
-from api.services import AppServices
+from api.routes.services import AppServices
 from poc_core import answers
 from poc_core.joining.invitations import SpentTokenError, UnknownTokenError
 from poc_core.joining.offers import SealedOffer

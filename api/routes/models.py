@@ -10,7 +10,7 @@ from api.errors import unavailable
 from api.models.cache import CacheError, DiskSpace
 from api.models.files import printable
 from api.routes import examples
-from api.services import AppServices
+from api.routes.services import AppServices
 from poc_core.state.downloads import MOST_AT_A_TIME
 
 router = APIRouter(prefix="/api/v1/models", tags=["aggregator"], responses=examples.REDIS_AWAY)

@@ -9,7 +9,7 @@ from api.bodies import DeployBody
 from api.errors import unavailable
 from api.health.roster import deployment_state
 from api.routes import examples
-from api.services import AppServices
+from api.routes.services import AppServices
 from api.version import VERSION
 from poc_core import answers
 from poc_core.records import RoundState

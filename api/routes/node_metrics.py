@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from api.node_metrics.exposition import CONTENT_TYPE
 from api.routes import examples
-from api.services import AppServices
+from api.routes.services import AppServices
 from poc_core.errors import SettingsError
 
 router = APIRouter(tags=["health"], responses=examples.REDIS_AWAY)

@@ -14,7 +14,7 @@ from api.bodies import whole_body
 from api.chat import fields, gateway, prefixes
 from api.edge.shares import client_of
 from api.errors import openai_error
-from api.services import AppServices, Services
+from api.routes.services import AppServices, Services
 from poc_core import chat_bounds
 from poc_core.serving import openai_paths
 from poc_core.serving.deployments import DeploymentState

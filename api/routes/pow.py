@@ -10,10 +10,10 @@ from api import bodies
 from api.edge.shares import client_of
 from api.health.reading import HealthReader
 from api.health.roster import Seat
-from api.openapi import json_body, json_examples
 from api.proofs.waiting import result_response
 from api.routes import examples
-from api.services import AppServices
+from api.routes.reference import json_body, json_examples
+from api.routes.services import AppServices
 from api.version import VERSION
 from poc_core import answers
 from poc_core.arithmetic.nonces import MAX_NONCE

@@ -8,9 +8,9 @@ from fastapi import APIRouter, HTTPException, Request, Response
 
 from api import bodies
 from api.edge.shares import client_of
-from api.openapi import json_body
 from api.routes import examples
-from api.services import AppServices
+from api.routes.reference import json_body
+from api.routes.services import AppServices
 from poc_core.answers import one_of
 from poc_core.records import RoundConfig, RoundState
 from poc_core.schemes.contract import contract_of

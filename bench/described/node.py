@@ -15,7 +15,7 @@ from api.models.cache import ModelCache
 from api.models.downloads import Downloads
 from api.proofs.admission import admit
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.records import Lease, NewJob, RoundState
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.serving.deployments import Deployment, HostReport, HostState

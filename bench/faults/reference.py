@@ -16,8 +16,8 @@ import torch
 
 from bench.faults.work import Artifacts
 from bench.harness.node import K_DIM
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.encoding import decode_vector
 from workers.engines.base import Engine
 from workers.pipeline import compute_all
 

@@ -13,7 +13,7 @@ from bench.harness import machine
 from bench.harness.node import K_DIM, NodeError, running
 from bench.harness.open_worker import OpenStack
 from bench.harness.report import LEGEND, at_least, console, listed, say, table, warn_of_noise
-from poc_core.arithmetic.encoding import decode_vector
+from poc_core.schemes.artifact.encoding import decode_vector
 from workers.engines.options import EngineOptions
 
 # The two sides batch differently, which changes bfloat16 vectors: nearly all vectors must agree

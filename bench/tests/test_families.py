@@ -14,8 +14,8 @@ from pydantic import JsonValue
 import workers.engines.base
 from bench.families import checks, look, make
 from bench.families.differences import Answer, Difference, of_answers, of_values
-from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import ModelInfo
+from poc_core.schemes.artifact.encoding import encode_vectors
 from workers.engines.base import Slice, Tick, TickResult
 
 

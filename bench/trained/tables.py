@@ -26,8 +26,8 @@ from cli.options import Proof
 from lab.judge.power import Evidence, Sample, powers, recommend
 from lab.judge.report_findings import NETWORKS_SAMPLE, RATE_THRESHOLDS, percent
 from lab.judge.statistics import least_frauds
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import JobRequest
+from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.schemes.artifact.terms import network_terms
 from poc_core.schemes.contract import contract_of

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cli.terminal import UsageError, read_json
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import VectorError
+from poc_core.schemes.artifact.encoding import decode_vector
 
 # Terms that compared artifacts must have in common, as far as their files contain them.
 TERMS = ("block_hash", "public_key", "seq_len", "k_dim", "poc_stronger_rng")

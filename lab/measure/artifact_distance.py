@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import JsonValue
 
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.schemes.artifact.options import ArtifactOptions
 from workers.engines.base import Engine
 from workers.pipeline import compute_all

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.records import RoundState
 from poc_core.settings import Settings
 from poc_core.state.history import CHAT_MS, CHATS, bucket

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.encoding import decode_vector
 from workers.engines.base import Engine
 from workers.pipeline import compute_all
 

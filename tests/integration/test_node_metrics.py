@@ -22,7 +22,7 @@ from api.node_metrics.families import ENGINE
 from api.node_metrics.fetch import fetch
 from api.node_metrics.page import Node, Page
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.records import WorkerRecord
 from poc_core.serving.deployments import DeploymentStatus
 from poc_core.settings import Settings, parse_chat_policy

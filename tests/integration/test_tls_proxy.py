@@ -19,7 +19,7 @@ import pytest
 
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from cli.examine.receiver import receiver
 from cli.supervise.redis_server import free_port
 from poc_core.settings import Settings

@@ -13,7 +13,7 @@ from redis import Redis
 
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore

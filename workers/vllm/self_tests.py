@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
 from workers.engines import base, stages

@@ -77,7 +77,7 @@ class ArtifactContract(Contract):
     ) -> list[JsonValue]:
         import numpy as np
 
-        from poc_core.arithmetic.encoding import encode_vectors
+        from poc_core.schemes.artifact.encoding import encode_vectors
 
         k_dim = ArtifactOptions.checked(spec, hidden_size).k_dim
         text = spec.model_dump_json()

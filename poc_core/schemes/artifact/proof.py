@@ -7,7 +7,8 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from poc_core.arithmetic import encoding, reflections, rng
+from poc_core.arithmetic import reflections, rng
+from poc_core.schemes.artifact import encoding
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.base import PrefillScheme
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.arithmetic.statistics import binomial_p_value
 from poc_core.errors import VectorError
 from poc_core.schemes.artifact.answers import DistanceSummary
 from poc_core.schemes.artifact.causes import likely_cause
+from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.schemes.artifact.terms import StatTest
 
 # Upper limits of the histogram's bins; the last bin includes all larger distances, up to 2.

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from poc_core.arithmetic.encoding import decode_vector
+from poc_core.schemes.artifact.encoding import decode_vector
 from tests.harness.marks import needs_vllm
 from tests.integration.processes import descendants
 from tests.planted import worker as planted

@@ -15,8 +15,8 @@ from pydantic import JsonValue
 
 from bench.trained.machines import changed
 from cli.demo_model import DEMO_MODEL, demo_model
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.artifact.terms import network_terms
 from poc_core.schemes.artifact.verdict import ArtifactVerdict, compare

@@ -15,7 +15,7 @@ HEAVY = {"torch", "vllm", "transformers", "scipy"}
 SERVERS = {"celery", "numpy", "fastapi", "redis", "httpx"}
 SHARED = (
     *(
-        "poc_core.arithmetic.encoding",
+        "poc_core.schemes.artifact.encoding",
         "poc_core.arithmetic.nonces",
         "poc_core.arithmetic.statistics",
     ),

@@ -19,7 +19,7 @@ import pytest
 
 from cli.supervise.fleet import WORKER_GRACE_S
 from cli.supervise.processes import GUARD_MARGIN_S
-from poc_core.arithmetic.encoding import decode_vector
+from poc_core.schemes.artifact.encoding import decode_vector
 from tests.harness.chat_client import CHAT, LONG_PROMPT, MODEL, request, streaming
 from tests.harness.marks import needs_vllm
 from tests.integration.processes import (

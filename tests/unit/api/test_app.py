@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
 from api.routes import examples
-from api.services import Services
+from api.routes.services import Services
 from poc_core import answers
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
 from poc_core.schemes.artifact.requests import GenerateBody

@@ -9,9 +9,9 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import VectorError
 from poc_core.records import Lease
+from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.state.jobs import JobStore
 from tests.harness.samples import K_DIM, body, complete_batch, lease_batch
 

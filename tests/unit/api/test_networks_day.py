@@ -24,11 +24,11 @@ from api.edge.keys import OF_NETWORK_NODE, KeyFile
 from api.models import deployments
 from api.models.cache import ModelCache
 from api.models.downloads import Downloads
-from api.services import Services
+from api.routes.services import Services
 from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower
-from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import Lease
+from poc_core.schemes.artifact.encoding import encode_vectors
 from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.downloads import Download

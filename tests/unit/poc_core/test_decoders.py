@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cli.nonce_list import NonceListError, parse_nonces
-from poc_core.arithmetic.encoding import decode_vector, encode_vectors
 from poc_core.arithmetic.nonces import MAX_NONCE, NonceSequence
 from poc_core.errors import BodyError, ClaimsError, VectorError
+from poc_core.schemes.artifact.encoding import decode_vector, encode_vectors
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.schemes.distance.requests import ProofBatchBody
 from poc_core.state import entries

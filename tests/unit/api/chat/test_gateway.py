@@ -27,7 +27,7 @@ from api.chat.chat_workers import ChatWorkers
 from api.chat.fields import fields_of
 from api.chat.gateway import Gateway
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_CLIENT_HEADER, GATEWAY_SALT_HEADER
 from poc_core.serving.deployments import Deployment
 from poc_core.serving.openai_paths import STORED, USUAL

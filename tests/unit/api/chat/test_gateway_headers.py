@@ -12,7 +12,7 @@ import pytest
 from api.app import create_app
 from api.edge.connections import Limits, limited
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.records import GATEWAY_SECRET_HEADER
 from poc_core.settings import Settings
 from tests.harness.samples import RecordingDispatcher

@@ -13,7 +13,7 @@ from redis import Redis
 from api.console.view import View
 from api.health import roster
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.records import JobStatus, RoundState, WorkerRecord
 from poc_core.serving.deployments import ChildLog, Deployment, HostLogs, HostReport, HostState
 from poc_core.settings import Settings

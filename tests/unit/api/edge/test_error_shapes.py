@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisAway
 from api.app import create_app
 from api.edge.error_shapes import ErrorShapes
 from api.edge.keys import KeyFile, Role
-from api.services import Services
+from api.routes.services import Services
 from poc_core.serving.openai_errors import error_event
 from poc_core.settings import Settings
 

@@ -13,7 +13,7 @@ from redis.exceptions import TimeoutError
 from api.app import create_app
 from api.health.redis_watch import RedisWatch
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.settings import Settings
 from poc_core.state import scripts
 from tests.harness.samples import Clock, RecordingDispatcher

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.edge.connections import Limits, limited
-from api.services import Services
+from api.routes.services import Services
 from tests.harness.samples import body
 from tests.harness.waiting import wait_until
 from tests.stacks.served import port_of, served

@@ -10,7 +10,7 @@ from redis import Redis
 
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.settings import Settings
 from tests.harness.samples import RecordingDispatcher
 

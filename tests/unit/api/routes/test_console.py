@@ -15,7 +15,7 @@ from redis import Redis
 from api.app import create_app
 from api.console import page
 from api.edge.keys import KeyFile, Role
-from api.services import Services
+from api.routes.services import Services
 from poc_core.records import RoundState
 from poc_core.serving.deployments import ChildLog, HostLogs, HostReport, HostState
 from poc_core.settings import Settings

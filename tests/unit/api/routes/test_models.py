@@ -17,7 +17,7 @@ from redis import Redis
 from api.models import downloads as model_downloads
 from api.models.cache import ModelCache
 from api.models.downloads import Downloads
-from api.services import Services
+from api.routes.services import Services
 from poc_core.state.downloads import Download
 from tests.harness.samples import Clock
 from tests.harness.waiting import wait_until

@@ -19,7 +19,7 @@ from api.app import create_app
 from api.node_metrics.exposition import MOST_BYTES, MOST_SERIES
 from api.node_metrics.families import ALL, ENGINE
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from api.version import VERSION
 from poc_core.errors import SettingsError
 from poc_core.machine_figures import CpuTimes, GpuFigures, MachineFigures

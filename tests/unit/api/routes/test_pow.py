@@ -12,7 +12,7 @@ from anyio import to_thread
 from fastapi.testclient import TestClient
 from redis import Connection, Redis
 
-from api.services import Services
+from api.routes.services import Services
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord, Lease
 from poc_core.schemes.decode.limits import ChainLimits

@@ -12,7 +12,7 @@ from redis import Redis
 
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
-from api.services import Services
+from api.routes.services import Services
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.callbacks import callback_url
 from poc_core.records import Lease, RoundRecord, RoundState

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc_core.arithmetic.encoding import encode_vectors
+from poc_core.schemes.artifact.encoding import encode_vectors
 from tests.harness.commands import run_here
 from tests.harness.documents import blocks
 

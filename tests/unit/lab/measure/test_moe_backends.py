@@ -12,9 +12,9 @@ from pydantic import JsonValue
 from lab.measure.artifact_distance import Distance, distance
 from lab.measure.moe_backends import BATCH, NONCES, cause
 from lab.measure.speed import spec_of
-from poc_core.arithmetic.encoding import decode_vector, encode_vectors
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.encoding import decode_vector, encode_vectors
 from tests.harness.commands import run_here
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine

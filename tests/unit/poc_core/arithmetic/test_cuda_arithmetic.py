@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from poc_core.arithmetic import fused, reflections, rng
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.schemes.base import load_scheme
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import poc_core.schemes
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.arithmetic.reflections import reflect
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes import scheme_names
+from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.schemes.base import load_scheme
 from poc_core.schemes.distance import proof as distance
 from tests.harness.golden import PRIMITIVES

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import JobStatus, NewJob
+from poc_core.schemes.artifact.encoding import encode_vectors
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.artifact.terms import ArtifactTerms, StatTest
 from poc_core.state.jobs import JobStore

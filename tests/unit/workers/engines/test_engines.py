@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.encoding import decode_vector
 from workers.engines.base import MicroBatch, Slice, Tick
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import ModelInfo, ProofSpec
+from poc_core.schemes.artifact.encoding import encode_vectors
 from workers.engines.base import Tick, TickResult, WholeBatchEngine
 from workers.vllm.self_tests import as_near_as_repeats, check_isolation, check_slices
 

@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.schemes.artifact import causes
+from poc_core.schemes.artifact.encoding import encode_vectors
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.artifact.verdict import compare
 

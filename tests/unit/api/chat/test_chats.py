@@ -5,7 +5,7 @@ import pytest
 from redis import ConnectionError as RedisConnectionError
 from redis import Redis
 
-from api.seen.chats import Chats
+from api.chat.chats import Chats
 from poc_core.state.history import CHAT_MS, CHATS, FAILED, History, bucket
 from tests.harness.samples import Clock
 

@@ -10,13 +10,16 @@ from fastapi import Depends, Request
 from redis import Redis
 
 from api.chat.chat_workers import ChatWorkers
+from api.chat.chats import Chats
 from api.chat.gateway import Gateway
+from api.console.live import Live
 from api.console.view import View
 from api.console.work import Work
 from api.edge.doorkeeper import Rates
+from api.edge.refusals import Refusals
+from api.health.metrics import NodeMetrics
 from api.health.reading import HealthReader
 from api.health.redis_watch import PATIENCE_S, RedisWatch
-from api.metrics import NodeMetrics
 from api.models.cache import ModelCache
 from api.models.deployments import Deploying
 from api.models.downloads import Downloads
@@ -26,10 +29,7 @@ from api.proofs.admission import Admission
 from api.proofs.dispatch import Dispatcher
 from api.proofs.round_control import RoundControl
 from api.proofs.waiting import InlineJobs
-from api.reading.live import Live
-from api.reading.together import Together
-from api.seen.chats import Chats
-from api.seen.refusals import Refusals
+from api.routes.together import Together
 from api.version import VERSION
 from poc_core.gpus import GpuWatch
 from poc_core.joining.invitations import Invitations

@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from api.chat.chats import Chats
 from api.health.judgement import KINDS, Health, Level
 from api.health.roster import Seat, summed_by_name
-from api.seen.chats import Chats
 from api.version import VERSION
 from poc_core.records import RoundState
 from poc_core.settings import Settings

@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc_core.arithmetic.encoding import decode_vector, encode_vectors
 from poc_core.errors import VectorError
+from poc_core.schemes.artifact.encoding import decode_vector, encode_vectors
 
 
 def b64(*numbers: float) -> str:

@@ -6,8 +6,8 @@ from redis import Redis
 
 from api.app import create_app
 from api.edge.keys import KeyFile, Role
-from api.seen.refusals import KEYS_S, REFUSALS_S, Refusals
-from api.services import Services
+from api.edge.refusals import KEYS_S, REFUSALS_S, Refusals
+from api.routes.services import Services
 from poc_core.settings import Settings
 from poc_core.state.events import Events
 from tests.harness.samples import Clock

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 from pydantic import JsonValue
 
-from api.reading.live import Live, Sections
+from api.console.live import Live, Sections
 
 DEADLINE_S = 30.0
 

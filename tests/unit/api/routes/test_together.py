@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from api.reading.together import Together
+from api.routes.together import Together
 
 
 class Value:

@@ -1,1 +1,0 @@
-"""Reads Redis once for concurrent requests of many clients."""

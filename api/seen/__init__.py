@@ -1,1 +1,0 @@
-"""Counts this API process's chats and refused requests, and writes the counts to Redis."""
