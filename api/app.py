@@ -13,12 +13,12 @@ from api.bodies import batch_bodies, job_bodies, round_bodies
 from api.edge import doorkeeper
 from api.edge.body_limit import BodyLimit
 from api.edge.encodings import Decoded
-from api.edge.error_shapes import ErrorShapes
 from api.edge.head import HeadAsGet
 from api.edge.perimeter import Perimeter
 from api.edge.refusals import Watch
 from api.edge.shares import InTurns
 from api.edge.version_segment import VersionSegment
+from api.error_shapes import ErrorShapes
 from api.models.downloads import LOOK_S
 from api.routes import (
     aggregator,

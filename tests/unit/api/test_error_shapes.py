@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from redis.exceptions import ConnectionError as RedisAway
 
 from api.app import create_app
-from api.edge.error_shapes import ErrorShapes
 from api.edge.keys import KeyFile, Role
+from api.error_shapes import ErrorShapes
 from api.routes.services import Services
 from poc_core.serving.openai_errors import error_event
 from poc_core.settings import Settings
