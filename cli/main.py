@@ -4,6 +4,7 @@
 """
 
 import ast
+import os
 from collections.abc import Iterator, Mapping
 from copy import copy
 from importlib import import_module
@@ -136,6 +137,13 @@ class LazyGroup(ProoflineGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = LoadedWhenCalled()  # type: ignore[assignment]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for argument in args:
+            if any("\ud800" <= character <= "\udfff" for character in argument):
+                given = os.fsencode(argument)
+                raise typer.BadParameter(f"The argument {given!r} is not UTF-8; give it in UTF-8.")
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         listed = copy(self)

@@ -79,6 +79,20 @@ def test_an_unknown_option_is_a_usage_error(runner: CliRunner) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["deploy", "\udcff"],
+        ["receive", "--host", "\udcff"],
+        ["generate", "--block-hash", "\udcff", "--public-key", "n", "--nonces", "0"],
+    ],
+)
+def test_an_argument_that_is_not_utf_8_is_named(runner: CliRunner, words: list[str]) -> None:
+    answer = runner.invoke(app, words)
+    assert answer.exit_code == 2
+    assert r"The argument b'\xff' is not UTF-8" in answer.stderr
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         (
