@@ -13,7 +13,6 @@ from redis import Redis
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
 from api.routes.services import Services
-from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.callbacks import callback_url
 from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody
@@ -186,83 +185,6 @@ def test_the_example_bodies_are_accepted(client: TestClient, rounds: RoundStore,
 # Refusing.
 
 
-A_URL = "must look like http://host:port/path"
-AT_LEAST_1, AT_LEAST_0 = "greater than or equal to 1", "greater than or equal to 0"
-MALFORMED: list[tuple[Callable[..., dict[str, Any]], dict[str, Any], str, str]] = [
-    (round_body, {"url": "ftp://host/path"}, "url", A_URL),
-    (round_body, {"url": "receiver:9000"}, "url", A_URL),
-    (round_body, {"url": "http://"}, "url", A_URL),
-    (round_body, {"url": "http://host:99999"}, "url", A_URL),
-    (round_body, {"url": "http://ho\nst/"}, "url", A_URL),
-    (round_body, {"url": "http://ho st/"}, "url", A_URL),
-    (round_body, {"url": "http://[v1.a]/"}, "url", A_URL),
-    (round_body, {"url": "http://host/x?y=1"}, "url", "leave out the query and fragment"),
-    (round_body, {"url": "http://[fe80::1]/"}, "url", "allow it with POC_CALLBACK_ALLOW"),
-    (distance_body, {"callback_url": "http://localhost:6379"}, "callback_url", "the node's own"),
-    (distance_body, {"callback_url": "file:///etc"}, "callback_url", A_URL),
-    (round_body, {"node_id": 3, "node_count": 3}, "", "node_id must be smaller than node_count"),
-    (distance_body, {"node_id": 1, "node_count": 1}, "", "node_id must be smaller than node_count"),
-    (round_body, {"group_id": 2, "n_groups": 2}, "", "group_id must be smaller than n_groups"),
-    (distance_body, {"group_id": 2, "n_groups": 2}, "", "group_id must be smaller than n_groups"),
-    (round_body, {"node_count": 0}, "node_count", AT_LEAST_1),
-    (distance_body, {"node_count": 0}, "node_count", AT_LEAST_1),
-    (round_body, {"n_groups": 0}, "n_groups", AT_LEAST_1),
-    (round_body, {"node_id": -1}, "node_id", AT_LEAST_0),
-    (round_body, {"node_count": MAX_NONCE + 1}, "node_count", "less than or equal to 9223"),
-    (round_body, {"node_id": "0"}, "node_id", "valid integer"),
-    (round_body, {"batch_size": 0}, "batch_size", AT_LEAST_1),
-    (distance_body, {"batch_size": 0}, "batch_size", AT_LEAST_1),
-    (round_body, {"params": {"seqlen": 5}}, "params.seqlen", "not permitted"),
-    (round_body, {"params": {"seq_len": 0}}, "params.seq_len", AT_LEAST_1),
-    (round_body, {"params": {"k_dim": 0}}, "params.k_dim", AT_LEAST_1),
-    (round_body, {"block_hash": ""}, "block_hash", "at least 1 character"),
-    (round_body, {"public_key": "x" * 257}, "public_key", "at most 256 characters"),
-    (round_body, {"block_height": -1}, "block_height", AT_LEAST_0),
-    (distance_body, {"r_target": 0}, "r_target", "greater than 0"),
-    (distance_body, {"r_target": 2.1}, "r_target", "less than or equal to 2"),
-    (distance_body, {"r_target": "low"}, "r_target", "valid number"),
-    (distance_body, {"use_sign_flips": False}, "", "Set one of use_sign_flips and use_layer"),
-    (distance_body, {"use_sign_flips": True, "use_layer_hooks": True}, "", "not both"),
-]
-
-
-@pytest.mark.parametrize(
-    ("right", "changes", "where", "message"),
-    MALFORMED,
-    ids=lambda value: getattr(value, "__name__", str(value))[:40],
-)
-def test_422_says_where_and_what_for(
-    client: TestClient,
-    rounds: RoundStore,
-    right: Callable[..., dict[str, Any]],
-    changes: dict[str, Any],
-    where: str,
-    message: str,
-) -> None:
-    answer = client.post(START, json=right(**changes))
-    assert answer.status_code == 422, answer.text
-    (problem,) = answer.json()["detail"]
-    assert ".".join(str(part) for part in problem["loc"]) == f"body.{where}".rstrip(".")
-    assert message in problem["msg"]
-    assert rounds.current() is None
-
-
-@pytest.mark.parametrize(
-    ("sent", "field"),
-    [
-        (sent, name)
-        for sent, model in ((round_body(), ArtifactRoundBody), (distance_body(), DistanceRoundBody))
-        for name, field in model.model_fields.items()
-        if field.is_required() and name != "r_target"
-    ],
-    ids=lambda value: str(value)[:14],
-)
-def test_422_for_a_missing_field(client: TestClient, sent: dict[str, Any], field: str) -> None:
-    answer = client.post(START, json={name: value for name, value in sent.items() if name != field})
-    assert answer.status_code == 422
-    assert answer.json()["detail"][0]["loc"] == ["body", field]
-
-
 @pytest.mark.parametrize("path", ["init", "init/validate"])
 def test_422_for_an_artifact_body_where_only_distance_rounds_are_stored(
     client: TestClient, path: str
@@ -270,15 +192,6 @@ def test_422_for_an_artifact_body_where_only_distance_rounds_are_stored(
     answer = client.post(f"{POW}/{path}", json=round_body())
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["loc"] == ["body", "r_target"]
-
-
-@pytest.mark.parametrize("path", ["init/generate", "init", "init/validate"])
-@pytest.mark.parametrize("raw", [b"", b"half of {", b"[1, 2]", b"null", b"\xff\xfe", b"[" * 10_000])
-def test_422_for_a_body_that_is_no_json_object(client: TestClient, path: str, raw: bytes) -> None:
-    answer = client.post(f"{POW}/{path}", content=raw, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 422, answer.text
-    assert answer.json()["detail"][0]["msg"]
-    assert len(answer.content) < 500
 
 
 @pytest.mark.parametrize("path", ["init/generate", "init", "init/validate"])
@@ -311,36 +224,6 @@ def test_a_batch_size_beyond_what_workers_hold_is_no_error(
 ) -> None:
     serve("w1", max_batch_tokens=1024)
     assert start(client, rounds, sent).config.batch_size == batch_size
-
-
-@pytest.mark.parametrize(
-    ("field", "requested", "deployed"),
-    [("model", "other", MODEL), ("seq_len", 1025, 1024), ("k_dim", 129, 128)],
-)
-def test_409_names_what_is_requested_and_what_is_deployed(
-    client: TestClient, field: str, requested: Any, deployed: Any
-) -> None:
-    answer = client.post(START, json=round_body(params={field: requested}))
-    assert answer.status_code == 409
-    detail = answer.json()["detail"]
-    assert detail["fields"] == [field]
-    assert (detail["requested"], detail["deployed"]) == ({field: requested}, {field: deployed})
-
-
-def test_409_for_a_distance_round_with_too_long_a_seq_len(client: TestClient) -> None:
-    answer = client.post(START, json=distance_body(seq_len=1025))
-    assert (answer.status_code, answer.json()["detail"]["deployed"]) == (409, {"seq_len": 1024})
-
-
-def test_503_for_a_known_model_that_nobody_serves_now(
-    client: TestClient, workers: WorkerRegistry
-) -> None:
-    workers.remove("w1")
-    for sent in (round_body(), distance_body()):
-        answer = client.post(START, json=sent)
-        assert answer.status_code == 503
-        assert f"No worker serves the model {MODEL} right now" in answer.json()["detail"]
-        assert int(answer.headers["Retry-After"]) > 0
 
 
 def test_503_for_any_name_while_no_worker_is_ready(
