@@ -1,7 +1,7 @@
 """Jobs, workers and requests as tests need them."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import JsonValue
 
@@ -22,6 +22,8 @@ from poc_core.state.jobs import JobStore
 from poc_core.state.outbox import Outbox
 from poc_core.state.rounds import RoundStore
 from poc_core.state.work import WorkStore
+
+T = TypeVar("T")
 
 MODEL = "tiny-qwen3"
 K_DIM = 12
@@ -165,6 +167,18 @@ def distance_body(**changes: Any) -> dict[str, Any]:
         "node_count": 1,
         "seq_len": 64,
     } | changes
+
+
+def known(found: T | None) -> T:
+    """What is looked for, which is there."""
+    assert found is not None
+    return found
+
+
+def leased(found: Lease | Refusal | None) -> Lease:
+    """What `lease_batch` or `lease_nonces` gave, which is a lease."""
+    assert isinstance(found, Lease), found
+    return found
 
 
 def work_of(store: Store, worker_id: str = "w1") -> WorkStore:

@@ -13,6 +13,7 @@ from api.models.downloads import Downloads
 from poc_core.settings import Settings
 from poc_core.state import keys
 from poc_core.state.downloads import MOST_AT_A_TIME, Download, DownloadStore
+from tests.harness.samples import known
 from tests.harness.waiting import wait_until
 from tests.integration.node import Node
 from tests.integration.processes import frozen
@@ -84,8 +85,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def test_a_model_comes_whole(store: DownloadStore, api: Any, cache: ModelCache, hub: Hub) -> None:
     begin(store, api())
     wait_until(lambda: ended(store), "the end of the download", 300)
-    found = store.read(REPO, None)
-    assert found is not None
+    found = known(store.read(REPO, None))
     assert (found.state, found.error) == ("done", None)
     assert list(cache.models()) == [(REPO, COMMIT, "DOWNLOADED")]
 
@@ -97,8 +97,7 @@ def test_a_model_that_there_is_not_fails_and_says_why(
     assert isinstance(download, Download)
     api().begin(download)
     wait_until(lambda: store.running() == [], "the end of the download", 300)
-    found = store.read("acme/nothing", None)
-    assert found is not None
+    found = known(store.read("acme/nothing", None))
     assert found.state == "failed"
     assert found.error
 

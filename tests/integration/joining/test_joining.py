@@ -30,7 +30,7 @@ from poc_core.periodic import Periodic
 from poc_core.settings import load_settings
 from poc_core.state.registry import WorkerRegistry
 from tests.certificates import make_certificate
-from tests.harness.samples import body
+from tests.harness.samples import body, known
 from tests.harness.waiting import wait_until
 from tests.integration.node import synthetic_artifacts
 from tests.integration.processes import descendants
@@ -240,8 +240,7 @@ def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     node.wait_serves("gpu2")
     kept = node.joined("gpu2")
     assert kept.stat().st_mode & 0o777 == 0o600
-    password = re.search(r":([0-9a-f]{64})@", kept.read_text())
-    assert password is not None
+    password = known(re.search(r":([0-9a-f]{64})@", kept.read_text()))
     for process in [host, *descendants(host.pid)]:
         assert token.text not in " ".join(process.cmdline())
         assert process.pid == host.pid or token.text not in str(process.environ())

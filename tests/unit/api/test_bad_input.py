@@ -6,7 +6,6 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
@@ -46,7 +45,7 @@ def nothing_begins(
     assert redis.get("poc:queued_nonces") is None
 
 
-def post(client: TestClient, right: Body, **changes: Any) -> httpx.Response:
+def post(client: TestClient, right: Body, **changes: Any) -> Any:
     path = GENERATE if right is body else START
     return client.post(path, json=right(**changes))
 

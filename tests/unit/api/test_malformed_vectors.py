@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from poc_core.errors import VectorError
-from poc_core.records import Lease
 from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.state.jobs import JobStore
-from tests.harness.samples import K_DIM, body, complete_batch, lease_batch
+from tests.harness.samples import K_DIM, body, complete_batch, lease_batch, leased
 
 GENERATE = "/api/v1/pow/generate"
 OWN = base64.b64encode(bytes(2 * K_DIM)).decode()
@@ -88,8 +87,7 @@ def validate(client: TestClient, jobs: JobStore, serve: Serve, vectors: list[Any
     answer = client.post(GENERATE, json=body(nonces=nonces, validation={"artifacts": artifacts}))
     assert answer.status_code == 200, answer.text
     job_id = answer.json()["request_id"]
-    lease = lease_batch(jobs, job_id, 0, "w1")
-    assert isinstance(lease, Lease)
+    lease = leased(lease_batch(jobs, job_id, 0, "w1"))
     assert complete_batch(jobs, job_id, 0, [OWN for _ in lease.nonces])
     assert jobs.finish(job_id)
     verdict = client.get(f"{GENERATE}/{job_id}").json()

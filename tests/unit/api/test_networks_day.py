@@ -27,7 +27,6 @@ from api.models.downloads import Downloads
 from api.routes.services import Services
 from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower
-from poc_core.records import Lease
 from poc_core.schemes.artifact.encoding import encode_vectors
 from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
@@ -40,8 +39,10 @@ from tests.harness.samples import (
     Clock,
     complete_batch,
     complete_lease,
+    known,
     lease_batch,
     lease_nonces,
+    leased,
     worker_record,
 )
 from tests.peers.fake_fleet import FakeFleet
@@ -129,18 +130,14 @@ class Here:
 
     def compute(self, n: int) -> None:
         """Nonces of the round."""
-        record = self.rounds.current()
-        assert record is not None
-        lease = lease_nonces(self.rounds, record, "w1", n)
-        assert isinstance(lease, Lease)
+        record = known(self.rounds.current())
+        lease = leased(lease_nonces(self.rounds, record, "w1", n))
         complete_lease(self.rounds, lease, "w1", [vector(nonce) for nonce in lease.nonces])
 
     def compute_job(self, job_id: str) -> None:
-        record = self.jobs.read(job_id)
-        assert record is not None
+        record = known(self.jobs.read(job_id))
         for index in range(record.n_batches):
-            batch = lease_batch(self.jobs, job_id, index, "w1")
-            assert isinstance(batch, Lease)
+            batch = leased(lease_batch(self.jobs, job_id, index, "w1"))
             complete_batch(self.jobs, job_id, index, [vector(nonce) for nonce in batch.nonces])
         assert self.jobs.finish(job_id)
 

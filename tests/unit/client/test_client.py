@@ -27,7 +27,7 @@ from proofline.client import (
     calls,
     exchange,
 )
-from tests.harness.samples import K_DIM, MODEL, complete_batch, lease_batch, status_answer
+from tests.harness.samples import K_DIM, MODEL, complete_batch, known, lease_batch, status_answer
 
 URL = "http://node"
 VECTOR = "AAAA" * (2 * K_DIM // 3)
@@ -212,8 +212,7 @@ class TestAgainstTheApi:
         ]
         for body in bodies:
             (request_id,) = node.do(partial(submitted, body))
-            record = jobs.read(request_id)
-            assert record is not None
+            record = known(jobs.read(request_id))
             request = record.request
             assert (request.block_height, request.node_id, request.node_count) == (0, 0, 1)
         node.do(lambda client: client.start_round(ArtifactRoundBody(**ABOUT)))

@@ -23,6 +23,7 @@ from tests.harness.samples import (
     MODEL,
     Clock,
     complete_batch,
+    known,
     lease_batch,
     new_job,
     pending,
@@ -135,8 +136,7 @@ def every_look_is_this_workers(
 
 
 def status(jobs: JobStore, job_id: str) -> tuple[JobStatus, str | None]:
-    record = jobs.read(job_id)
-    assert record is not None
+    record = known(jobs.read(job_id))
     return record.status, record.error
 
 
@@ -411,8 +411,7 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once
     jobs: JobStore, redis: Redis, keep: Callable[..., None], store: WorkStore
 ) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
-    lease = lease_batch(jobs, job_id, 1, "w1", store)
-    assert lease is not None
+    lease = known(lease_batch(jobs, job_id, 1, "w1", store))
     keep()
     assert pending(jobs, job_id) == [0]  # it is in hand
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
@@ -421,8 +420,7 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once
     keep()
     assert pending(jobs, job_id) == [0, 1]
     assert isinstance(lease_batch(jobs, job_id, 1, "w1", store), Lease)
-    record = jobs.read(job_id)
-    assert record is not None
+    record = known(jobs.read(job_id))
     # No loss is counted.
     assert (record.n_done, redis.exists(f"poc:job:{job_id}:attempts")) == (0, 0)
 
@@ -433,8 +431,7 @@ def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
     other = work_of(jobs, "w2")
     workers.heartbeat(worker_record("w2"), other.hand.summary())
     job_id = jobs.create(new_job([1, 2, 3]))
-    forgotten = lease_batch(jobs, job_id, 0, "w2", other)
-    assert forgotten is not None
+    forgotten = known(lease_batch(jobs, job_id, 0, "w2", other))
     lease_batch(jobs, job_id, 1, "w2", other)
     keep()
     workers.heartbeat(worker_record("w2"), other.hand.summary())

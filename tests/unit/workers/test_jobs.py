@@ -28,6 +28,7 @@ from tests.harness.samples import (
     Clock,
     complete_batch,
     free_lost,
+    known,
     lease_batch,
     new_job,
     pending,
@@ -105,14 +106,11 @@ def validations(runner: Work, store: WorkStore) -> Work:
 
 
 def read(jobs: JobStore, job_id: str) -> JobRecord:
-    record = jobs.read(job_id)
-    assert record is not None
-    return record
+    return known(jobs.read(job_id))
 
 
 def artifacts(jobs: JobStore, job_id: str) -> list[tuple[int, str]]:
-    body = result_body(jobs, job_id)
-    assert body is not None
+    body = known(result_body(jobs, job_id))
     return [(one["nonce"], one["vector_b64"]) for one in json.loads(body)["artifacts"]]
 
 
@@ -408,8 +406,7 @@ def test_validations_wait_for_a_rounds_end(
     round_id = rounds.store(round_config(), RoundState.GENERATING)
     validations.run()
     assert engine.begun == []
-    record = rounds.read(round_id)
-    assert record is not None
+    record = known(rounds.read(round_id))
     rounds.switch(record, RoundState.STOPPED)
     validations.run()
     assert read(jobs, job_id).status is JobStatus.COMPLETED

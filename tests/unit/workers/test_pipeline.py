@@ -145,14 +145,7 @@ def test_a_micro_batch_enters_a_stage_as_the_one_before_it_leaves(ends: Ends) ->
         [Slice(1, 2, 3)],
         [Slice(1, 3, 4)],
     ]
-    assert [[one.id for one in tick.begin] for tick in engine.ticks] == [
-        [0],
-        [],
-        [1],
-        [],
-        [],
-        [],
-    ]
+    assert [[one.id for one in tick.begin] for tick in engine.ticks] == [[0], [], [1], [], [], []]
 
 
 def test_stages_of_unlike_length_wait_for_each_other_without_a_mix_up(ends: Ends) -> None:
@@ -200,14 +193,8 @@ def test_times_go_to_the_plan(ends: Ends) -> None:
     engine.said_s = 0.02
     ends.fly(engine, range(4), range(4), limit_ms=50)
     of_first = [(one.first, one.end) for one in engine.slices if one.micro_batch == 0]
-    assert of_first == [
-        (0, 1),
-        (1, 2),
-        (2, 3),
-        (3, 4),
-        (4, 6),
-        (6, 8),
-    ]  # 20 ms a layer: two are within the limit
+    # 20 ms a layer: two are within the limit.
+    assert of_first == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 6), (6, 8)]
 
 
 def test_a_tick_tells_the_time_that_the_device_was_busy(ends: Ends) -> None:
@@ -300,17 +287,30 @@ def test_a_cancelled_micro_batch_is_dropped_wherever_it_is(
     assert engine.is_idle
 
 
-def test_all_may_be_cancelled(ends: Ends) -> None:
+@pytest.mark.parametrize(
+    ("batches", "spec", "short_at", "n_ticks"),
+    [
+        ([[0], [1]], SPEC, None, 1),
+        ([range(20)], LONG, None, 6),  # the first part is done, the second has begun
+        ([range(128)], SPEC, 2, 5),  # in parts since memory was short
+    ],
+)
+def test_what_is_cancelled_stays_silent_whole_or_in_parts(
+    ends: Ends, batches: list[Sequence[int]], spec: ProofSpec, short_at: int | None, n_ticks: int
+) -> None:
     engine = FakeEngine()
+    if short_at is not None:
+        engine.events[short_at] = out_of_memory
     pipeline = pipeline_of(engine)
-    going = [ends.of(number, [number]) for number in range(2)]
+    going = [ends.of(number, nonces, spec) for number, nonces in enumerate(batches)]
     for micro_batch in going:
         pipeline.add(micro_batch)
-    pipeline.run(wait=False)
+    for _ in range(n_ticks):
+        pipeline.run(wait=False)
     for micro_batch in going:
         pipeline.cancel(micro_batch)
     fly(pipeline)
-    assert (ends.order, len(engine.ticks), engine.is_idle) == ([], 1, True)
+    assert (ends.order, len(engine.ticks), engine.is_idle) == ([], n_ticks, True)
 
 
 def test_cancelling_what_ended_or_was_cancelled_does_nothing(ends: Ends) -> None:
@@ -321,18 +321,6 @@ def test_cancelling_what_ended_or_was_cancelled_does_nothing(ends: Ends) -> None
     fly(pipeline)
     pipeline.cancel(micro_batch)
     assert pipeline.is_empty
-
-
-def test_cancelling_what_runs_in_parts_drops_all_parts(ends: Ends) -> None:
-    engine = FakeEngine()
-    pipeline = pipeline_of(engine)
-    micro_batch = ends.of(0, range(20), LONG)
-    pipeline.add(micro_batch)
-    for _ in range(6):  # the first part is done, the second has begun
-        pipeline.run(wait=False)
-    pipeline.cancel(micro_batch)
-    fly(pipeline)
-    assert (ends.order, len(engine.ticks), engine.is_idle) == ([], 6, True)
 
 
 # Memory.
@@ -411,21 +399,6 @@ def test_a_micro_batch_in_parts_that_fails_ends_once(ends: Ends) -> None:
     with pytest.raises(ProoflineError, match="it broke"):
         fly(pipeline)
     assert ends.order == [0, 1]
-
-
-def test_a_micro_batch_whose_parts_are_cancelled_after_memory_was_short_stays_silent(
-    ends: Ends,
-) -> None:
-    engine = FakeEngine()
-    engine.events = {2: out_of_memory}
-    pipeline = pipeline_of(engine)
-    micro_batch = ends.of(0, range(128))
-    pipeline.add(micro_batch)
-    for _ in range(5):
-        pipeline.run(wait=False)
-    pipeline.cancel(micro_batch)
-    fly(pipeline)
-    assert (ends.order, len(engine.ticks), engine.is_idle) == ([], 5, True)
 
 
 # Refusals and failures.

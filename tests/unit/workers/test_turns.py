@@ -21,6 +21,7 @@ from tests.harness.samples import (
     SPEC,
     Clock,
     free_lost,
+    known,
     new_job,
     pending,
     result_body,
@@ -124,14 +125,11 @@ def turns(make: Make) -> Turns:
 
 
 def a_round(rounds: RoundStore, **config: Any) -> RoundRecord:
-    record = rounds.read(rounds.store(round_config(**config), RoundState.GENERATING))
-    assert record is not None
-    return record
+    return known(rounds.read(rounds.store(round_config(**config), RoundState.GENERATING)))
 
 
 def status(jobs: JobStore, job_id: str) -> JobStatus:
-    record = jobs.read(job_id)
-    assert record is not None
+    record = known(jobs.read(job_id))
     return record.status
 
 
@@ -373,8 +371,7 @@ def test_jobs_and_a_round_of_an_earlier_release_are_computed_to_their_ends(
     clock.now += 10
     left = restored(redis)
     workers.heartbeat(worker_record("alive"), "2:2")  # which computes its second lease still
-    record = rounds.read(left["round"])
-    assert record is not None
+    record = known(rounds.read(left["round"]))
     turns = make()
     engine.events[2] = lambda: rounds.switch(record, RoundState.STOPPED)
     assert f"of round {record.round_id}" in turns.take()

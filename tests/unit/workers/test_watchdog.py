@@ -3,7 +3,7 @@
 import pytest
 
 from poc_core.settings import Settings
-from tests.harness.samples import Clock
+from tests.harness.samples import Clock, known
 from workers.engines.base import Pulse
 from workers.housekeeping import Watchdog
 
@@ -75,6 +75,5 @@ def test_a_worker_ends_before_the_broker_restarts_the_node(
     """Though the engine took its last step just after a look, and the look after the last comes
     late.
     """
-    found = seconds_until_hung(watchdog, clock, Pulse(7, waits=True))
-    assert found is not None
+    found = known(seconds_until_hung(watchdog, clock, Pulse(7, waits=True)))
     assert found + 3 * LOOK_S < BROKER_S

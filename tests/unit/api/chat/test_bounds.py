@@ -9,6 +9,7 @@ import pytest
 from poc_core.chat_bounds import FIELDS, KNOWN_TOKENS, PATHS, Excess, excess
 from poc_core.records import ModelInfo
 from poc_core.serving.openai_paths import PASSED_ON
+from tests.harness.samples import known
 
 CONTEXT = 4096
 CHARS = 8 * CONTEXT  # of a prompt
@@ -191,8 +192,7 @@ def test_what_clients_ask_for_passes(path: str, asked: dict[str, Any]) -> None:
 def test_what_would_fill_an_engine_or_hold_what_is_before_it_is_refused_by_its_field(
     path: str, asked: dict[str, Any], field: str | int
 ) -> None:
-    found = refused(path, **asked)
-    assert found is not None
+    found = known(refused(path, **asked))
     assert found.field == (field or [*asked][-1])
 
 
@@ -208,8 +208,7 @@ def test_what_would_fill_an_engine_or_hold_what_is_before_it_is_refused_by_its_f
     ids=lambda asked: str(asked)[:40],
 )
 def test_known_tokens_beyond_the_context_judge_nobody(asked: dict[str, Any]) -> None:
-    found = refused(**CHAT, **asked)
-    assert found is not None
+    found = known(refused(**CHAT, **asked))
     assert found.field is None
 
 
@@ -225,8 +224,7 @@ def test_known_tokens_beyond_the_context_judge_nobody(asked: dict[str, Any]) -> 
     ],
 )
 def test_what_is_no_object_where_one_is_due_is_refused(path: str, name: str, wrong: Any) -> None:
-    found = refused(path, **{name: wrong})
-    assert found is not None
+    found = known(refused(path, **{name: wrong}))
     assert (found.field, found.message) == (name, f"{name} must be an object.")
 
 
@@ -252,8 +250,7 @@ def test_what_is_no_object_where_one_is_due_is_refused(path: str, name: str, wro
     ids=lambda one: str(one)[:50],
 )
 def test_lists_and_what_is_in_them_are_looked_at_too(path: str, asked: dict[str, Any]) -> None:
-    found = refused(path, **asked)
-    assert found is not None
+    found = known(refused(path, **asked))
     assert [found.field] == [*asked]
     assert "must be" in found.message
 
@@ -337,6 +334,5 @@ def test_grammars_that_clients_send_pass(asked: dict[str, Any]) -> None:
     ids=lambda asked: str(asked)[:40],
 )
 def test_grammars_without_measure_are_refused_by_their_field(asked: dict[str, Any]) -> None:
-    found = refused(**CHAT, **asked)
-    assert found is not None
+    found = known(refused(**CHAT, **asked))
     assert [found.field] == [*asked]

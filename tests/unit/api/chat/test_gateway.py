@@ -34,7 +34,7 @@ from poc_core.serving.openai_paths import STORED, USUAL
 from poc_core.settings import Settings
 from poc_core.state import registry
 from poc_core.state.history import CHATS, FAILED, FIRST_TOKEN
-from tests.harness.samples import MODEL, RecordingDispatcher, worker_record
+from tests.harness.samples import MODEL, RecordingDispatcher, known, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Behaviour, Call, FakeWorker
 from tests.stacks.served import served, url_of
@@ -918,8 +918,7 @@ class TestBadBodies:
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         worker = node.start("w1", answers)
-        info = worker_record("w1").info
-        assert info is not None
+        info = known(worker_record("w1").info)
         context = info.max_seq_len
         monkeypatch.setattr("api.chat.fields.fields_of", lambda *_: pytest.fail("parsed"))
         answer = node.chat(enforced_tokens=[{"token": "9"}] * (context + 1))

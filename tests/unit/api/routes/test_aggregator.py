@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from poc_core.records import Lease, RoundRecord, RoundState
+from poc_core.records import RoundRecord, RoundState
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
@@ -18,7 +18,9 @@ from tests.harness.samples import (
     body,
     complete_lease,
     distance_body,
+    known,
     lease_nonces,
+    leased,
     round_body,
 )
 
@@ -32,14 +34,11 @@ def ports(answer: dict[str, Any], of: str = "results") -> list[int]:
 
 
 def current(rounds: RoundStore) -> RoundRecord:
-    record = rounds.current()
-    assert record is not None
-    return record
+    return known(rounds.current())
 
 
 def compute(rounds: RoundStore, worker: str, places: int) -> None:
-    lease = lease_nonces(rounds, current(rounds), worker, places)
-    assert isinstance(lease, Lease)
+    lease = leased(lease_nonces(rounds, current(rounds), worker, places))
     complete_lease(rounds, lease, worker, ["A" * 32] * places)
 
 

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
 from api.version import VERSION
-from poc_core.records import Lease, RoundState
+from poc_core.records import RoundState
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
@@ -21,8 +21,10 @@ from tests.harness.samples import (
     Clock,
     complete_batch,
     complete_lease,
+    known,
     lease_batch,
     lease_nonces,
+    leased,
     new_job,
     round_config,
     worker_record,
@@ -98,12 +100,10 @@ def round_id(rounds: RoundStore, workers: WorkerRegistry, clock: Clock) -> str:
     for worker_id in ("w1", "w2"):
         workers.heartbeat(worker_record(worker_id))
     round_id = rounds.store(round_config(), RoundState.GENERATING)
-    record = rounds.read(round_id)
-    assert record is not None
+    record = known(rounds.read(round_id))
     values: list[tuple[str, list[Any]]] = [("w1", ["a", "b", "c", "d"]), ("w2", ["e", None])]
     for worker_id, computed in values:
-        lease = lease_nonces(rounds, record, worker_id, len(computed))
-        assert isinstance(lease, Lease)
+        lease = leased(lease_nonces(rounds, record, worker_id, len(computed)))
         complete_lease(rounds, lease, worker_id, computed)
     clock.now += 2
     return round_id
@@ -143,8 +143,7 @@ def test_an_outbox_in_trouble(
 def test_a_stopped_round_shows_its_totals_but_no_rate(
     client: TestClient, round_id: str, rounds: RoundStore
 ) -> None:
-    record = rounds.read(round_id)
-    assert record is not None
+    record = known(rounds.read(round_id))
     rounds.switch(record, RoundState.STOPPED)
     scraped = Scraped(client)
     assert scraped("round_state", state="STOPPED") == 1

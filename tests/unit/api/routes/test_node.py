@@ -22,7 +22,7 @@ from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from tests.harness.official import Official, official
-from tests.harness.samples import MODEL, Clock, body, distance_body, round_body
+from tests.harness.samples import MODEL, Clock, body, distance_body, known, round_body
 from tests.harness.waiting import wait_until
 
 UP = {
@@ -41,9 +41,7 @@ class Host:
         self.store = store
 
     def record(self) -> DeploymentRecord:
-        record = self.store.read()
-        assert record is not None
-        return record
+        return known(self.store.read())
 
     def says(self, state: HostState, name: str = "h1", **changes: Any) -> None:
         record = self.store.read()
@@ -291,8 +289,7 @@ def test_up_ends_a_round_whose_model_has_failed(
     serve("w1")
     client.post("/api/v1/inference/pow/init/generate", json=round_body())
     client.post("/api/v1/inference/up/async", json=UP)
-    current = rounds.current()
-    assert current is not None
+    current = known(rounds.current())
     assert current.state is RoundState.STOPPED
 
 
@@ -318,8 +315,7 @@ def test_stop_ends_round_and_jobs_and_answers_when_the_engines_are_gone(
     wait_until(lambda: len(jobs.active_jobs(MODEL)) == 2, "a job that a client waits for")
     answer = aside(client.post, f"/api/v1/{path}")
     wait_generation(host.store, 2)
-    current = rounds.current()
-    assert current is not None
+    current = known(rounds.current())
     assert (current.state, jobs.active_jobs(MODEL)) == (RoundState.STOPPED, [])
     assert waits.result(60).status_code == 409
     host.says(HostState.STOPPING)

@@ -14,7 +14,7 @@ from redis import Connection, Redis
 
 from api.routes.services import Services
 from poc_core.arithmetic.nonces import MAX_NONCE
-from poc_core.records import JobKind, JobRecord, Lease
+from poc_core.records import JobKind, JobRecord
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings
 from poc_core.state import keys
@@ -26,7 +26,9 @@ from tests.harness.samples import (
     RecordingDispatcher,
     body,
     complete_batch,
+    known,
     lease_batch,
+    leased,
     round_body,
 )
 from tests.harness.waiting import wait_until
@@ -45,14 +47,11 @@ def submit(client: TestClient, **changes: Any) -> str:
 
 
 def record_of(jobs: JobStore, job_id: str) -> JobRecord:
-    record = jobs.read(job_id)
-    assert record is not None
-    return record
+    return known(jobs.read(job_id))
 
 
 def compute(jobs: JobStore, job_id: str, index: int) -> None:
-    lease = lease_batch(jobs, job_id, index, "w1")
-    assert isinstance(lease, Lease)
+    lease = leased(lease_batch(jobs, job_id, index, "w1"))
     if complete_batch(jobs, job_id, index, [VECTOR for _ in lease.nonces]):
         jobs.finish(job_id)
 

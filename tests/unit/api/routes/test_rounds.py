@@ -14,7 +14,7 @@ from api.app import create_app
 from api.proofs.dispatch import Dispatcher
 from api.routes.services import Services
 from poc_core.callbacks import callback_url
-from poc_core.records import Lease, RoundRecord, RoundState
+from poc_core.records import RoundRecord, RoundState
 from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody
 from poc_core.schemes.distance.requests import DistanceRoundBody
 from poc_core.settings import Settings
@@ -31,8 +31,10 @@ from tests.harness.samples import (
     complete_batch,
     complete_lease,
     distance_body,
+    known,
     lease_batch,
     lease_nonces,
+    leased,
     round_body,
 )
 
@@ -45,9 +47,7 @@ SECRET_URL = "http://user:s3cret@receiver:9000/poc"
 
 
 def current(rounds: RoundStore) -> RoundRecord:
-    record = rounds.current()
-    assert record is not None
-    return record
+    return known(rounds.current())
 
 
 def start(
@@ -61,8 +61,7 @@ def start(
 def compute(
     rounds: RoundStore, places: int = 4, worker: str = "w1", values: list[Any] | None = None
 ) -> None:
-    lease = lease_nonces(rounds, current(rounds), worker, places)
-    assert isinstance(lease, Lease)
+    lease = leased(lease_nonces(rounds, current(rounds), worker, places))
     complete_lease(rounds, lease, worker, values or ["A" * 32] * places)
 
 
@@ -388,8 +387,7 @@ def test_the_status_tells_what_is_delivered_and_what_waits(
     record = start(client, rounds, round_body(url=URL))
     compute(rounds, 4)
     clock.now += settings.callback_interval_sec
-    delivery = outbox.take(record.round_id)
-    assert delivery is not None
+    delivery = known(outbox.take(record.round_id))
     outbox.delivered(delivery)
     compute(rounds, 3)
     stats = status(client)["stats"]
@@ -404,8 +402,7 @@ def test_the_status_tells_of_a_receiver_that_fails(
     record = start(client, rounds, round_body(url=URL))
     compute(rounds, 4)
     clock.now += settings.callback_interval_sec
-    delivery = outbox.take(record.round_id)
-    assert delivery is not None
+    delivery = known(outbox.take(record.round_id))
     wait_s = outbox.failed(delivery, "it answered 500")
     told = status(client)["stats"]["outbox"]
     assert (told["failures"], told["last_error"], told["dropped"]) == (1, "it answered 500", 0)
@@ -623,8 +620,7 @@ def a_stop_after_1_s(
         waiting_time.pass_by(1.0)
         rounds.switch(current(rounds), RoundState.STOPPED)
         (job_id,) = jobs.active_jobs(MODEL)
-        lease = lease_batch(jobs, job_id, 0, "w1")
-        assert isinstance(lease, Lease)
+        lease = leased(lease_batch(jobs, job_id, 0, "w1"))
         complete_batch(jobs, job_id, 0, ["A" * 32 for _ in lease.nonces])
         jobs.finish(job_id)
 

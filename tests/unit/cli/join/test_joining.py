@@ -12,6 +12,7 @@ from cli.join.options import TOKEN_VARIABLE, Join
 from cli.terminal import UsageError
 from poc_core.joining.offers import Offer, OfferError, SealedOffer
 from poc_core.joining.tokens import Token
+from tests.harness.samples import known
 
 URL = "https://node.example.org:8443"
 OFFER = Offer(
@@ -57,8 +58,7 @@ def options(tmp_path: Path, **changes: object) -> Join:
 def test_a_token_is_shown_once_and_later_starts_need_none(
     tmp_path: Path, asked: Asked, token: Token
 ) -> None:
-    first = access_of(options(tmp_path, token=token.text), {})
-    assert first is not None
+    first = known(access_of(options(tmp_path, token=token.text), {}))
     assert first.redis_url == OFFER.url_for(token)
     assert token.text not in (tmp_path / "joined.json").read_text()
     again = options(tmp_path)
@@ -135,8 +135,7 @@ def test_without_any_of_it_nothing_changes(tmp_path: Path) -> None:
 def test_a_host_is_set_up_as_the_operator_said_and_its_own_settings_win(
     tmp_path: Path, token: Token
 ) -> None:
-    access = access_of(options(tmp_path, token=token.text), {})
-    assert access is not None
+    access = known(access_of(options(tmp_path, token=token.text), {}))
     env = {"POC_CHAT_POLICY": "yield"}
     set_up(access, tmp_path / "joined.json", env)
     assert env == {

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from api.edge.keys import KeyFile, Role
 from cli.main import app
+from tests.harness.samples import known
 
 
 @pytest.fixture
@@ -19,8 +20,7 @@ def test_a_key_is_shown_once_and_may_be_listed_and_revoked(file: KeyFile) -> Non
     run = CliRunner().invoke
     made = run(app, ["key", "new", "aggregator", "--role", "proofs", "--role", "chat"])
     assert made.exit_code == 0, made.output
-    caller = file.caller(made.stdout.strip())
-    assert caller is not None
+    caller = known(file.caller(made.stdout.strip()))
     assert caller.roles == {Role.PROOFS, Role.CHAT}
     listed = run(app, ["key", "list"]).stdout
     assert listed.startswith("aggregator\tchat,proofs\t")
@@ -33,8 +33,7 @@ def test_a_key_is_shown_once_and_may_be_listed_and_revoked(file: KeyFile) -> Non
 def test_a_key_for_the_network_node_has_all_its_roles(file: KeyFile, more: list[str]) -> None:
     made = CliRunner().invoke(app, ["key", "new", "network-node", "--role", "node", *more])
     assert made.exit_code == 0, made.output
-    caller = file.caller(made.stdout.strip())
-    assert caller is not None
+    caller = known(file.caller(made.stdout.strip()))
     assert {Role.PROOFS, Role.CHAT, Role.DEPLOY} <= caller.roles
     assert all(caller.may(role) for role in Role)
     assert "may be used for chat, deploy, proofs" in made.stderr

@@ -27,7 +27,7 @@ from poc_core.settings import Settings
 from poc_core.state import keys
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import WorkerRegistry
-from tests.harness.samples import Clock, worker_record
+from tests.harness.samples import Clock, known, worker_record
 from tests.peers.fake_fleet import FakeFleet
 from workers.engines.options import EngineOptions, HostSpan
 
@@ -88,9 +88,7 @@ class Node:
         return Host(self.store, self.workers, options, name)
 
     def record(self) -> DeploymentRecord:
-        record = self.store.read()
-        assert record is not None
-        return record
+        return known(self.store.read())
 
     def asked_for_llama(self) -> Host:
         """A host that starts what it was asked for while it had no model."""
@@ -403,8 +401,7 @@ def test_what_a_request_says_after_the_loss_counts_more_than_what_hosts_know(nod
 
 def test_a_redis_from_an_older_file_does_not_bring_back_what_was_withdrawn(node: Node) -> None:
     h = node.asked_for_llama()
-    older = node.redis.dump("poc:deployment")
-    assert older is not None
+    older = known(node.redis.dump("poc:deployment"))
     node.store.withdraw()
     h.look(2)
     node.redis.flushall()

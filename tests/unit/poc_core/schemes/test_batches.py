@@ -9,6 +9,7 @@ from torch import Tensor
 
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import Batch, load_scheme
+from tests.harness.samples import known
 
 HIDDEN, SEQ_LEN, STEPS = 256, 6, 4
 CPU = torch.device("cpu")
@@ -41,8 +42,7 @@ def run(batch: Batch) -> list[Any]:
             ]
         )
         seen |= {place: sums[i, -1] for i, place in enumerate(batch.order.members(step))}
-        transform = batch.transform(step)
-        assert transform is not None
+        transform = known(batch.transform(step))
         (states,) = transform.transform_terms(1, [sums.view(-1, HIDDEN)])
         batch.take(step, states.view(sums.shape))
     return batch.values(batch.numbers())
@@ -111,8 +111,7 @@ def test_experts_of_a_part_are_those_of_its_nonces() -> None:
     assert torch.equal(torch.cat([one for one in found if one is not None]), every)
     # t = 0 for all rows of a prefill.
     assert every.view(len(NONCES), SEQ_LEN).unique(dim=1).shape == (len(NONCES), 1)
-    step = parts.first_experts(4, 1, 8)
-    assert step is not None
+    step = known(parts.first_experts(4, 1, 8))
     assert step.shape == (len(NONCES),)
 
 
@@ -193,8 +192,7 @@ def test_the_hashes_of_a_step_lead_to_its_first_experts() -> None:
         hashes = batch.route_hashes(step, moe_layers)
         assert hashes.shape == (len(moe_layers), len(NONCES))
         for layer, row in zip(moe_layers, hashes, strict=True):
-            expected = batch.first_experts(step, layer, 48)
-            assert expected is not None
+            expected = known(batch.first_experts(step, layer, 48))
             assert torch.equal(row % 48, expected)
 
 

@@ -20,7 +20,7 @@ from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.deployments import FIGURES_S, DeploymentStore
 from poc_core.state.registry import WorkerRegistry
-from tests.harness.samples import Clock, worker_record
+from tests.harness.samples import Clock, known, worker_record
 
 LLAMA = Deployment(model="tiny-llama", dtype="float32", vllm_args=("--max-model-len", "512"))
 QWEN3 = Deployment(model="Qwen/Qwen3-8B", served_model_name="qwen3", tensor_parallel=4)
@@ -41,9 +41,7 @@ def report(store: DeploymentStore, state: HostState, host: str = "h1", **changes
 
 
 def read(store: DeploymentStore) -> DeploymentRecord:
-    record = store.read()
-    assert record is not None
-    return record
+    return known(store.read())
 
 
 def state(store: DeploymentStore) -> DeploymentState:

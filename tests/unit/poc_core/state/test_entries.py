@@ -6,10 +6,10 @@ import pytest
 from pydantic import JsonValue
 from redis import Redis
 
-from poc_core.records import Lease, RoundState, WorkerRecord
+from poc_core.records import RoundState, WorkerRecord
 from poc_core.state import entries
 from poc_core.state.rounds import RoundStore
-from tests.harness.samples import complete_lease, lease_nonces, round_config
+from tests.harness.samples import complete_lease, known, lease_nonces, leased, round_config
 from tests.harness.stored import outbox_status
 
 PAIRS: list[tuple[int, JsonValue]] = [(0, "v|0"), (2**63 - 1, [1, 2]), (5, 1.25)]
@@ -35,9 +35,7 @@ def test_lua_counts_what_python_packed(
 ) -> None:
     serve("w1")
     round_id = rounds.store(round_config(), RoundState.GENERATING)
-    record = rounds.read(round_id)
-    assert record is not None
-    lease = lease_nonces(rounds, record, "w1", 3)
-    assert isinstance(lease, Lease)
+    record = known(rounds.read(round_id))
+    lease = leased(lease_nonces(rounds, record, "w1", 3))
     complete_lease(rounds, lease, "w1", ["a|b", "c", None])
     assert outbox_status(redis, round_id).waiting == 2

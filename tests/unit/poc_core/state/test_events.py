@@ -20,6 +20,7 @@ from tests.harness.samples import (
     Clock,
     complete_batch,
     complete_lease,
+    known,
     lease_batch,
     lease_nonces,
     new_job,
@@ -58,8 +59,7 @@ def test_many_of_one_kind_displace_none_of_another(events: Events) -> None:
 
 
 def test_a_thousand_are_kept_in_all() -> None:
-    found = re.search(r"local MOST_EVENTS =\s+\{(.*)\}", scripts.source("common"))
-    assert found is not None
+    found = known(re.search(r"local MOST_EVENTS =\s+\{(.*)\}", scripts.source("common")))
     assert sum(int(n) for n in re.findall(r"= (\d+)", found[1])) == 1000
 
 
@@ -161,8 +161,7 @@ def test_a_receiver_in_trouble_is_told_once_and_its_return_too(
     complete_lease(rounds, lease, "w1", ["AAAA"] * 2)
     for end in ("failed", "failed", "delivered"):
         clock.now += 60
-        delivery = outbox.take(round_id)
-        assert delivery is not None
+        delivery = known(outbox.take(round_id))
         if end == "failed":
             outbox.failed(delivery, "it answered 500")
         else:

@@ -25,6 +25,7 @@ from tests.harness.samples import (
     Clock,
     complete_batch,
     complete_lease,
+    known,
     lease_batch,
     lease_nonces,
     new_job,
@@ -55,8 +56,7 @@ def test_a_step_outlives_the_range_that_shows_it_and_not_by_much(
 
 
 def test_the_scripts_count_in_the_same_steps() -> None:
-    found = re.search(r"local PAST = \{(.*)\}\n", scripts.source("common"))
-    assert found is not None
+    found = known(re.search(r"local PAST = \{(.*)\}\n", scripts.source("common")))
     pairs = re.findall(r"\{(\d+), (\d+)\}", found[1])
     assert {int(step_s): int(kept_s) for step_s, kept_s in pairs} == STEPS
 
@@ -98,8 +98,7 @@ def test_a_batch_that_comes_twice_counts_once(
 
 def test_the_first_token_is_told_rounded_up_by_a_fifth_at_most() -> None:
     steps = [{bucket(0.1): 90}, {bucket(2.0): 10, "w1": 3}]
-    found = first_token_p95(steps)
-    assert found is not None
+    found = known(first_token_p95(steps))
     assert 2.0 <= found <= 2.4
     assert first_token_p95([{bucket(0.1): 96, bucket(2.0): 4}]) == pytest.approx(0.1, rel=0.2)
     assert first_token_p95([{"w1": 3}]) is None

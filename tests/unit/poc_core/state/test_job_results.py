@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from poc_core.records import JobStatus, Lease, NewJob
+from poc_core.records import JobStatus, NewJob
 from poc_core.state import jobs as jobs_module
 from poc_core.state.jobs import JobStore
 from poc_core.state.outbox import Outbox
@@ -18,7 +18,9 @@ from tests.harness.samples import (
     REQUEST,
     SPEC,
     complete_batch,
+    known,
     lease_batch,
+    leased,
     new_job,
     result_body,
 )
@@ -43,15 +45,13 @@ def done(
     job_id = jobs.create(NewJob(MODEL, SPEC, request, nonces, batch_size=2))
     given = [f"v{nonce}" for nonce in nonces] if values is None else values
     for index in range((len(nonces) + 1) // 2):
-        lease = lease_batch(jobs, job_id, index, "w1")
-        assert isinstance(lease, Lease)
+        leased(lease_batch(jobs, job_id, index, "w1"))
         complete_batch(jobs, job_id, index, given[2 * index : 2 * index + 2])
     return job_id
 
 
 def status(jobs: JobStore, job_id: str) -> tuple[JobStatus, str | None]:
-    record = jobs.read(job_id)
-    assert record is not None
+    record = known(jobs.read(job_id))
     return record.status, record.error
 
 
@@ -115,8 +115,7 @@ def test_the_callback_of_an_answer_is_whole_and_one_payload(
     job_id = done(jobs, nonces, URL)
     jobs.finish(job_id)
     assert outbox_status(redis, job_id).waiting == 1
-    delivery = outbox.take(job_id)
-    assert delivery is not None
+    delivery = known(outbox.take(job_id))
     about = {"block_hash": "block", "block_height": 7, "public_key": "key", "node_id": 0}
     answer = expected(job_id, nonces)
     del answer["status"]
@@ -217,8 +216,7 @@ def test_what_was_written_of_an_answer_that_is_not_wanted_any_more_expires(
 def test_an_answer_that_expires_while_it_is_sent_breaks_off(jobs: JobStore, redis: Redis) -> None:
     job_id = done(jobs, list(range(41)))
     jobs.finish(job_id)
-    answer = jobs.result(job_id)
-    assert answer is not None
+    answer = known(jobs.result(job_id))
     next(answer.pieces)
     redis.delete(f"poc:job:{job_id}:result")
     with pytest.raises(OSError, match="expired while it was sent"):
@@ -232,7 +230,6 @@ def test_a_large_verdict_is_kept_in_pieces_too(jobs: JobStore) -> None:
     lease_batch(jobs, job_id, 0, "w1")
     complete_batch(jobs, job_id, 0, ["ADwAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"] * 40)
     assert jobs.finish(job_id)
-    answer = jobs.result(job_id)
-    assert answer is not None
+    answer = known(jobs.result(job_id))
     assert answer.is_in_pieces
     assert json.loads(b"".join(answer.pieces))["mismatch_nonces"] == nonces

@@ -26,7 +26,9 @@ from tests.harness.samples import (
     Clock,
     complete_batch,
     free_lost,
+    known,
     lease_batch,
+    leased,
     new_job,
     pending,
     release_batch,
@@ -42,22 +44,18 @@ Serve = Callable[..., Any]
 
 
 def compute(jobs: JobStore, job_id: str, index: int, worker: str = "w1") -> bool:
-    lease = lease_batch(jobs, job_id, index, worker)
-    assert isinstance(lease, Lease)
+    lease = leased(lease_batch(jobs, job_id, index, worker))
     return complete_batch(jobs, job_id, index, [f"v{nonce}" for nonce in lease.nonces])
 
 
 def result(jobs: JobStore, job_id: str) -> dict[str, Any]:
-    body = result_body(jobs, job_id)
-    assert body is not None
+    body = known(result_body(jobs, job_id))
     answer: dict[str, Any] = json.loads(body)
     return answer
 
 
 def read(jobs: JobStore, job_id: str) -> JobRecord:
-    record = jobs.read(job_id)
-    assert record is not None
-    return record
+    return known(jobs.read(job_id))
 
 
 def status(jobs: JobStore, job_id: str) -> JobStatus:
@@ -110,8 +108,7 @@ def test_while_a_round_generates_its_models_batches_wait(
     jobs: JobStore, rounds: RoundStore
 ) -> None:
     job_id, other = jobs.create(new_job([1])), jobs.create(new_job([1], model="other"))
-    record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
-    assert record is not None
+    record = known(rounds.read(rounds.store(round_config(), RoundState.GENERATING)))
     assert lease_batch(jobs, job_id, 0, "w1") is None
     assert not jobs.note_waiting([job_id], "chat")
     assert isinstance(lease_batch(jobs, other, 0, "w2"), Lease)
@@ -481,8 +478,7 @@ def test_a_batch_that_engines_were_lost_on_is_computed_alone(jobs: JobStore, clo
     (lease,) = lease_next(jobs, worker="w2")
     assert (lease.place, lease.alone) == (1, True)
     release_batch(jobs, job_id, 1, "w2", lost_engine=True)
-    first = lease_batch(jobs, other, 0, "w1")
-    assert first is not None
+    first = known(lease_batch(jobs, other, 0, "w1"))
     assert work_of(jobs).lease_more(first, 100) == []  # nor is it taken along
 
 
@@ -590,8 +586,7 @@ def test_while_a_round_has_the_workers_nothing_more_is_had(
     jobs: JobStore, rounds: RoundStore
 ) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3]))
-    lease = lease_batch(jobs, job_id, 0, "w1")
-    assert isinstance(lease, Lease)
+    lease = leased(lease_batch(jobs, job_id, 0, "w1"))
     rounds.store(round_config(), RoundState.GENERATING)
     assert work_of(jobs).lease_more(lease, 100) == []
 

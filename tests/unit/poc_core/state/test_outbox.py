@@ -33,8 +33,10 @@ from tests.harness.samples import (
     complete_batch,
     complete_lease,
     due_now,
+    known,
     lease_batch,
     lease_nonces,
+    leased,
     round_config,
 )
 from tests.harness.stored import n_outboxes, outbox_status
@@ -73,14 +75,10 @@ class Box:
 
     def start(self, **changes: Any) -> RoundRecord:
         config = round_config(**changes)
-        record = self.rounds.read(self.rounds.store(config, RoundState.GENERATING))
-        assert record is not None
-        return record
+        return known(self.rounds.read(self.rounds.store(config, RoundState.GENERATING)))
 
     def lease(self, record: RoundRecord, places: int) -> Lease:
-        lease = lease_nonces(self.rounds, record, "w1", places)
-        assert isinstance(lease, Lease)
-        return lease
+        return leased(lease_nonces(self.rounds, record, "w1", places))
 
     def compute(self, record: RoundRecord, places: int = 4, vector: str = "v{}") -> Lease:
         lease = self.lease(record, places)
@@ -105,9 +103,7 @@ class Box:
         self.clock.now += self.settings.callback_interval_sec
 
     def take(self, outbox_id: str) -> Delivery:
-        delivery = self.outbox.take(outbox_id)
-        assert delivery is not None
-        return delivery
+        return known(self.outbox.take(outbox_id))
 
     def drain(
         self, outbox_id: str, after_each: Callable[[], None] = lambda: None

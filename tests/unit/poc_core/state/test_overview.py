@@ -23,8 +23,10 @@ from tests.harness.samples import (
     Clock,
     complete_batch,
     complete_lease,
+    known,
     lease_batch,
     lease_nonces,
+    leased,
     new_job,
     round_config,
     work_of,
@@ -49,9 +51,7 @@ def overviews(redis: Redis, clock: Clock) -> Overviews:
 def start(
     rounds: RoundStore, state: RoundState = RoundState.GENERATING, **changes: Any
 ) -> RoundRecord:
-    record = rounds.read(rounds.store(round_config(**changes), state))
-    assert record is not None
-    return record
+    return known(rounds.read(rounds.store(round_config(**changes), state)))
 
 
 def compute(rounds: RoundStore, record: RoundRecord, worker: str = "w1", places: int = 4) -> None:
@@ -61,9 +61,7 @@ def compute(rounds: RoundStore, record: RoundRecord, worker: str = "w1", places:
 
 
 def current(overviews: Overviews) -> CurrentRound:
-    seen = overviews.read().round
-    assert seen is not None
-    return seen
+    return known(overviews.read().round)
 
 
 def test_a_node_that_does_nothing(overviews: Overviews, redis: Redis) -> None:
@@ -94,8 +92,7 @@ def test_it_is_what_the_stores_tell_one_by_one(
     record = start(rounds, url="http://receiver:9000/poc")
     compute(rounds, record)
     clock.now += settings.callback_interval_sec
-    delivery = outbox.take(record.round_id)
-    assert delivery is not None
+    delivery = known(outbox.take(record.round_id))
     outbox.failed(delivery, "it answered 500")
     receivers = Receivers(redis, clock)
     for name, n_tries in (("once:80", 1), ("often:80", BREAKS_AT)):
@@ -149,8 +146,7 @@ def test_what_comes_after_the_end_of_a_round_is_spread_at_once(
     overviews: Overviews, rounds: RoundStore, redis: Redis
 ) -> None:
     record = start(rounds)
-    lease = lease_nonces(rounds, record, "w1", 4)
-    assert isinstance(lease, Lease)
+    lease = leased(lease_nonces(rounds, record, "w1", 4))
     rounds.switch(record, RoundState.STOPPED)
     complete_lease(rounds, lease, "w1", ["v"] * 4)
     assert redis.get(keys.STATS_TOTAL) == b"4"
@@ -169,8 +165,7 @@ def test_a_stopped_round_waits_for_what_living_workers_have_in_hand(
     assert overviews.read().callbacks_waiting == 1
     complete_lease(rounds, first, "w1", ["v"] * 4)
     assert overviews.read().callbacks_waiting == 1
-    delivery = outbox.take(record.round_id)
-    assert delivery is not None
+    delivery = known(outbox.take(record.round_id))
     outbox.delivered(delivery)
     assert overviews.read().callbacks_waiting == 1
     work_of(rounds, "w2").release(second)

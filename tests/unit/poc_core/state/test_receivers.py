@@ -3,7 +3,7 @@
 import pytest
 from redis import Redis
 
-from poc_core.records import Lease, NewJob, RoundState
+from poc_core.records import NewJob, RoundState
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
 from poc_core.state.outbox import LAST_BACKOFF_S, PROBE_S, Outbox, Receivers
@@ -17,8 +17,10 @@ from tests.harness.samples import (
     complete_batch,
     complete_lease,
     due_now,
+    known,
     lease_batch,
     lease_nonces,
+    leased,
     round_config,
 )
 from tests.harness.stored import spared_receivers
@@ -36,8 +38,7 @@ def receivers(redis: Redis, clock: Clock) -> Receivers:
 
 def finished_job(jobs: JobStore, url: str = URL) -> str:
     job_id = jobs.create(NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": url}), [5], 1))
-    lease = lease_batch(jobs, job_id, 0, "w1")
-    assert isinstance(lease, Lease)
+    leased(lease_batch(jobs, job_id, 0, "w1"))
     complete_batch(jobs, job_id, 0, ["A" * 32])
     assert jobs.finish(job_id)
     return job_id
@@ -77,8 +78,7 @@ def test_then_one_payload_probes_and_the_others_wait_for_what_comes_of_it(
     falls_silent(receivers)
     first, second = finished_job(jobs), finished_job(jobs)
     clock.now += 2
-    probe = outbox.take(first)
-    assert probe is not None
+    probe = known(outbox.take(first))
     assert outbox.take(second) is None
     receivers.answered(probe.receiver)
     outbox.delivered(probe)
@@ -118,10 +118,8 @@ def test_a_round_is_not_held_up_by_what_jobs_found_silent(
 ) -> None:
     for _ in range(BREAKS_AT + 10):
         receivers.silent(RECEIVER)
-    record = rounds.read(rounds.store(round_config(url=URL), RoundState.GENERATING))
-    assert record is not None
-    lease = lease_nonces(rounds, record, "w1", 4)
-    assert isinstance(lease, Lease)
+    record = known(rounds.read(rounds.store(round_config(url=URL), RoundState.GENERATING)))
+    lease = leased(lease_nonces(rounds, record, "w1", 4))
     complete_lease(rounds, lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
     clock.now += settings.callback_interval_sec
     assert spared_receivers(redis)[0].next_try_at > clock.now + 1

@@ -18,7 +18,7 @@ from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from poc_core.state.work import WorkStore
 from tests.harness.fuzz import FUZZ
-from tests.harness.samples import Clock, round_config, worker_record
+from tests.harness.samples import Clock, known, round_config, worker_record
 
 PICK = st.integers(0, 1000)  # of a list, modulo its length
 WORKERS = ("w1", "w2", "w3")
@@ -39,8 +39,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.registry = WorkerRegistry(self.redis, self.settings, self.clock)
         config = round_config(node_id=node_id, node_count=max(node_id + 1, MAX_NONCE // n_places))
         self.n_places = config.nonces.count
-        started = self.rounds.read(self.rounds.store(config, RoundState.GENERATING))
-        assert started is not None
+        started = known(self.rounds.read(self.rounds.store(config, RoundState.GENERATING)))
         self.record: RoundRecord = started
         self.done: set[int] = set()  # places that were taken
         self.in_hand: dict[str, list[Lease]] = {worker: [] for worker in WORKERS}
@@ -195,8 +194,7 @@ class RoundMachine(RuleBasedStateMachine):
         pairs = entries.unpack(entries.without_count(entry) for entry in waiting)
         nonces = self.record.config.nonces
         assert sorted(pairs) == self.expected_pairs(nonces)
-        read = self.rounds.read(self.record.round_id)
-        assert read is not None
+        read = known(self.rounds.read(self.record.round_id))
         assert (read.n_processed, read.n_valid + read.n_excluded) == (
             len(self.done),
             len(self.done),
@@ -228,8 +226,7 @@ class RoundMachine(RuleBasedStateMachine):
             self.take("last", found[0])
         self.every_place_is_done_or_to_be_had()
         self.what_is_done_arrived_once()
-        read = self.rounds.read(self.record.round_id)
-        assert read is not None
+        read = known(self.rounds.read(self.record.round_id))
         assert (read.state, read.is_exhausted) == (RoundState.STOPPED, True)
         assert self.done == set(range(self.n_places))
         counted = self.redis.hgetall(keys.counted(self.record.round_id))
@@ -243,8 +240,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @property
     def state(self) -> RoundState:
-        read = self.rounds.read(self.record.round_id)
-        assert read is not None
+        read = known(self.rounds.read(self.record.round_id))
         return read.state
 
     def leases(self) -> dict[str, str]:
@@ -274,8 +270,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @property
     def n_processed(self) -> int:
-        read = self.rounds.read(self.record.round_id)
-        assert read is not None
+        read = known(self.rounds.read(self.record.round_id))
         return read.n_processed
 
     def expected(self, lease: Lease) -> bool:

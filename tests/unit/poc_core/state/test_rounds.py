@@ -22,6 +22,7 @@ from tests.harness.samples import (
     Clock,
     complete_lease,
     due_now,
+    known,
     lease_nonces,
     round_config,
     work_of,
@@ -46,9 +47,7 @@ def start(
 
 
 def read(rounds: RoundStore, round_id: str) -> RoundRecord:
-    record = rounds.read(round_id)
-    assert record is not None
-    return record
+    return known(rounds.read(round_id))
 
 
 def take(rounds: RoundStore, record: RoundRecord, worker: str = "w1", places: int = 4) -> Lease:
@@ -70,8 +69,7 @@ def nonces_of(leases: Sequence[Lease]) -> list[int]:
 
 
 def excluded(redis: Redis, record: RoundRecord) -> list[int]:
-    seen = Overviews(redis).read().round
-    assert seen is not None
+    seen = known(Overviews(redis).read().round)
     assert seen.record.round_id == record.round_id
     return list(seen.excluded)
 
@@ -390,8 +388,7 @@ def test_a_full_outbox_pauses_the_round_until_some_is_delivered(
     complete(rounds, take(rounds, record))
     assert lease_nonces(rounds, record, "w1", 4) is Refusal.FULL
     clock.now += settings.callback_interval_sec
-    delivery = outbox.take(record.round_id)
-    assert delivery is not None
+    delivery = known(outbox.take(record.round_id))
     outbox.delivered(delivery)
     assert take(rounds, record).place == 4
 

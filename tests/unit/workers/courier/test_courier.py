@@ -22,7 +22,7 @@ import pytest
 from redis import Redis
 
 from poc_core import life_signs
-from poc_core.records import Lease, NewJob, RoundRecord, RoundState
+from poc_core.records import NewJob, RoundRecord, RoundState
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
@@ -38,8 +38,10 @@ from tests.harness.samples import (
     Clock,
     complete_batch,
     complete_lease,
+    known,
     lease_batch,
     lease_nonces,
+    leased,
     round_config,
     worker_record,
 )
@@ -126,16 +128,14 @@ def record(
 ) -> RoundRecord:
     """A round of which four artifacts are due."""
     workers.heartbeat(worker_record("w1"))
-    started = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
-    assert started is not None
+    started = known(rounds.read(rounds.store(round_config(), RoundState.GENERATING)))
     compute(rounds, started)
     clock.now += settings.callback_interval_sec
     return started
 
 
 def compute(rounds: RoundStore, record: RoundRecord) -> None:
-    lease = lease_nonces(rounds, record, "w1", 4)
-    assert isinstance(lease, Lease)
+    lease = leased(lease_nonces(rounds, record, "w1", 4))
     complete_lease(rounds, lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
 
 
@@ -331,14 +331,12 @@ def test_a_receiver_says_when_the_next_try_comes(
     headers = {"Retry-After": wish} if wish else {}
     asked = poster(lambda _: httpx.Response(429, headers=headers))
     scene.deliver(courier=scene.courier_of(asked))
-    next_at = scene.status().next_at
-    assert next_at is not None
+    next_at = known(scene.status().next_at)
     assert least_s <= next_at - scene.clock.now <= most_s
 
 
 def test_410_ends_a_delivery_and_all_that_would_follow(scene: Scene) -> None:
-    delivery = scene.outbox.take(scene.record.round_id)
-    assert delivery is not None
+    delivery = known(scene.outbox.take(scene.record.round_id))
     scene.outbox.failed(delivery, "a try before")
     scene.compute()  # waits behind that payload
     scene.clock.now += LAST_BACKOFF_S
@@ -602,8 +600,7 @@ def test_the_ticker_outlives_a_mistake(
 def finished_job(jobs: JobStore, url: str, n_nonces: int = 1) -> str:
     request = REQUEST.model_copy(update={"url": url})
     job_id = jobs.create(NewJob(MODEL, SPEC, request, list(range(n_nonces)), n_nonces))
-    lease = lease_batch(jobs, job_id, 0, "w1")
-    assert isinstance(lease, Lease)
+    leased(lease_batch(jobs, job_id, 0, "w1"))
     complete_batch(jobs, job_id, 0, ["A" * 32] * n_nonces)
     assert jobs.finish(job_id)
     return job_id
@@ -646,8 +643,7 @@ def test_a_round_is_delivered_while_60_jobs_receivers_hang(
     workers.heartbeat(worker_record("w1"))
     for number in range(60):
         finished_job(jobs, f"http://hangs{number}:9000")
-    record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
-    assert record is not None
+    record = known(rounds.read(rounds.store(round_config(), RoundState.GENERATING)))
     compute(rounds, record)
     clock.now += settings.callback_interval_sec
     poster = Poster(
@@ -751,8 +747,7 @@ def test_a_callback_urls_secret_is_in_no_log_and_no_error(
     caplog.set_level(logging.DEBUG)
     workers.heartbeat(worker_record("w1"))
     config = round_config(url="http://user:s3cret@receiver:9000/poc")
-    record = rounds.read(rounds.store(config, RoundState.GENERATING))
-    assert record is not None
+    record = known(rounds.read(rounds.store(config, RoundState.GENERATING)))
     compute(rounds, record)
     answers: list[Answer] = [500, httpx.ConnectError("cannot reach user:s3cret@receiver")]
     for answer in answers:

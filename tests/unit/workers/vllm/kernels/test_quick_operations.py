@@ -10,6 +10,7 @@ from torch import Tensor
 
 from poc_core.arithmetic import fused
 from tests.harness.marks import needs_vllm
+from tests.harness.samples import known
 
 pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process has loaded vLLM
 
@@ -327,8 +328,7 @@ def test_kernels_give_the_bits_of_vllms_operations(
             args, out, scales = arguments(name, x, *how)
             own(*args)
             args, our_out, our_scales = arguments(name, x, *how)
-            call = OPERATIONS[name].read(*args)
-            assert call is not None
+            call = known(OPERATIONS[name].read(*args))
             call.by_kernel()
             assert torch.equal(scales, our_scales)
             assert torch.equal(out.view(torch.uint8), our_out.view(torch.uint8))
@@ -357,8 +357,7 @@ def test_heads_are_normed_with_the_bits_of_vllms_operation(
                 torch.empty_like(x, memory_format=torch.contiguous_format).fill_(9) for _ in "ab"
             )
             own(theirs, x, weight, 1e-6)
-            call = OPERATIONS[NORM].read(ours, x, weight, 1e-6)
-            assert call is not None
+            call = known(OPERATIONS[NORM].read(ours, x, weight, 1e-6))
             call.by_kernel()
             assert torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8))
 
@@ -389,8 +388,7 @@ def test_queries_and_keys_are_turned_with_the_bits_of_vllms_operation(
                 for one in (theirs, ours)
             ]
             own(*args[0])
-            call = OPERATIONS[name].read(*args[1])
-            assert call is not None
+            call = known(OPERATIONS[name].read(*args[1]))
             call.by_kernel()
             assert torch.equal(theirs.view(torch.int16), ours.view(torch.int16))
 
@@ -428,8 +426,7 @@ def test_caches_are_written_with_the_bits_of_vllms_operation(
     for rows in (1, 300, 4099):
         theirs, ours = (writing(rows, cache, by_head, "cuda", head) for _ in "ab")
         own(*theirs)
-        call = quick.OPERATIONS[CACHE].read(*ours)
-        assert call is not None
+        call = known(quick.OPERATIONS[CACHE].read(*ours))
         call.by_kernel()
         for one, other in zip(theirs[2:4], ours[2:4], strict=True):
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
