@@ -89,8 +89,14 @@ def waiting_time(monkeypatch: pytest.MonkeyPatch) -> WaitingTime:
 
 
 @pytest.fixture
-def redis() -> Iterator[Redis]:
-    client = fakeredis.FakeRedis()
+def server() -> fakeredis.FakeServer:
+    """Redis' own side, which a test may take away."""
+    return fakeredis.FakeServer()
+
+
+@pytest.fixture
+def redis(server: fakeredis.FakeServer) -> Iterator[Redis]:
+    client = fakeredis.FakeRedis(server=server)
     yield client
     client.close()
 

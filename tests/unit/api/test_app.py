@@ -36,11 +36,6 @@ CALLS: list[tuple[str, str, Any]] = [
 
 
 @pytest.fixture
-def server() -> fakeredis.FakeServer:
-    return fakeredis.FakeServer()
-
-
-@pytest.fixture
 def client_of_server(server: fakeredis.FakeServer, settings: Settings) -> TestClient:
     redis = fakeredis.FakeRedis(server=server)
     services = Services(settings, redis, cast(Dispatcher, RecordingDispatcher()))

@@ -43,18 +43,6 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PAUSE_S", 0.01)
 
 
-@pytest.fixture
-def server() -> fakeredis.FakeServer:
-    return fakeredis.FakeServer()
-
-
-@pytest.fixture
-def redis(server: fakeredis.FakeServer) -> Iterator[Redis]:
-    client = fakeredis.FakeRedis(server=server)
-    yield client
-    client.close()
-
-
 def engine_for_four(n_stages: int = 1, layers: int = 1) -> FakeEngine:
     """One that holds four nonces at a time."""
     engine = FakeEngine(n_stages, layers, layer_s=MICRO_BATCH_S)

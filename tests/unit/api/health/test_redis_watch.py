@@ -20,11 +20,6 @@ from tests.harness.samples import Clock, RecordingDispatcher
 
 
 @pytest.fixture
-def server() -> fakeredis.FakeServer:
-    return fakeredis.FakeServer()
-
-
-@pytest.fixture
 def watch(server: fakeredis.FakeServer, clock: Clock) -> RedisWatch:
     return RedisWatch(fakeredis.FakeRedis(server=server), clock)
 

@@ -60,18 +60,6 @@ Answer = int | Exception
 ADDRESS = "10.0.0.9"
 
 
-@pytest.fixture
-def server() -> fakeredis.FakeServer:
-    return fakeredis.FakeServer()
-
-
-@pytest.fixture
-def redis(server: fakeredis.FakeServer) -> Iterator[Redis]:
-    client = fakeredis.FakeRedis(server=server)
-    yield client
-    client.close()
-
-
 class Receiver:
     """Answers as it is told, 200 when nothing is left to be told, and keeps what it took."""
 
