@@ -3,6 +3,7 @@ answers stay its own.
 """
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -358,6 +359,9 @@ def chat(client: RoundClient) -> httpx.Response:
 
 class TestClientsThatVanish:
     N = int(os.environ.get("PROOFLINE_TEST_VANISHING", "100"))
+    # Less than the quickest answer of 1,500 tokens takes. A busy machine may stand still for more,
+    # and an answer may then end before anybody knows that its client has left.
+    IN_TIME_S = 1.0
 
     def test_leave_no_request_running(self, yielding: RoundClient) -> None:
         def is_still() -> bool:
@@ -368,28 +372,38 @@ class TestClientsThatVanish:
 
         yielding.wait(is_still, 300, "figures that know of all chat before")
         before = counted(yielding, AT_THE_LENGTH)
+        seconds: list[float] = []
+        seeds = itertools.count()
         with ThreadPoolExecutor(10) as pool:
-            list(pool.map(lambda seed: self.vanish(yielding, seed), range(self.N)))
+            while (n_in_time := sum(each < self.IN_TIME_S for each in seconds)) < self.N:
+                more = itertools.islice(seeds, self.N - n_in_time)
+                seconds += pool.map(lambda seed: self.vanish(yielding, seed), more)
         yielding.wait(is_still, 300, "an engine that stands still")
         yielding.wait(lambda: chat_stats(yielding)["chat_active"] == 0, 300, "it in the status")
-        assert counted(yielding, AT_THE_LENGTH) == before  # none was computed to its end
+        # None was computed to its end whose client was known to have left.
+        assert counted(yielding, AT_THE_LENGTH) - before <= len(seconds) - n_in_time
         assert chat(yielding).status_code == 200
 
-    def vanish(self, client: RoundClient, seed: int) -> None:
-        """Streams an answer that would take seconds, and hangs up within a quarter of one."""
+    def vanish(self, client: RoundClient, seed: int) -> float:
+        """Streams an answer that would take seconds, and hangs up within a quarter of one. Returns
+        after how many seconds API and worker, which answer what is asked next, knew of it.
+        """
         rng = random.Random(seed)
-        deadline = time.monotonic() + rng.uniform(0.0, 0.25)
+        stay_s = rng.uniform(0.0, 0.25)
         timeout = httpx.Timeout(60, read=max(0.001, rng.uniform(0.0, 0.25)))
-        with (
-            contextlib.suppress(httpx.ReadTimeout),
-            httpx.Client(base_url=client.base_url, timeout=timeout, trust_env=False) as http,
-            http.stream(
-                "POST", CHAT, json=request(PROMPTS[seed % len(PROMPTS)], 1500, stream=True)
-            ) as answer,
-        ):
-            for _ in answer.iter_raw():
-                if time.monotonic() > deadline:
-                    return
+        body = request(PROMPTS[seed % len(PROMPTS)], 1500, stream=True)
+        with httpx.Client(base_url=client.base_url, timeout=timeout, trust_env=False) as http:
+            began = time.monotonic()
+            with (
+                contextlib.suppress(httpx.ReadTimeout),
+                http.stream("POST", CHAT, json=body) as answer,
+            ):
+                for _ in answer.iter_raw():
+                    if time.monotonic() > began + stay_s:
+                        break
+        answered = client.http.post("/tokenize", json={"model": MODEL, "prompt": "a"})
+        assert answered.status_code == 200, answered.text
+        return time.monotonic() - began
 
 
 # Requests that ended with as many tokens as they had asked for.
