@@ -376,6 +376,7 @@ class TestClientsThatVanish:
         seeds = itertools.count()
         with ThreadPoolExecutor(10) as pool:
             while (n_in_time := sum(each < self.IN_TIME_S for each in seconds)) < self.N:
+                assert len(seconds) < 20 * self.N, "a machine on which nothing can be seen"
                 more = itertools.islice(seeds, self.N - n_in_time)
                 seconds += pool.map(lambda seed: self.vanish(yielding, seed), more)
         yielding.wait(is_still, 300, "an engine that stands still")
