@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
 # 15 s, as each takes 50 ms and has no room for another.
 LONG_BATCHES = 600
 LONG: dict[str, Any] = {"nonces": range(32 * LONG_BATCHES), "batch_size": 32}
+# Nonces of a job that waits until all batches of LONG are leased: fewer nonces would pass it in the
+# line (join_line in common.lua).
+BEHIND_LONG = range(50_000, 56_400)
 
 
 class TestGenerate:
@@ -101,7 +104,7 @@ class TestStop:
     def test_cancels_what_is_queued_and_not_what_runs(self, node: Node) -> None:
         running = node.submit(**LONG)
         node.wait_progress(running)
-        queued = node.submit(range(5000, 5050))
+        queued = node.submit(BEHIND_LONG)
         answer = node.stop()
         assert answer.json() == {
             "status": "OK",
@@ -120,9 +123,10 @@ class TestStop:
         self, node: Node, redis_of: Callable[[Node], Redis]
     ) -> None:
         redis: Any = redis_of(node)
+        wait_until(lambda: redis.llen(model_queue("tiny-qwen3")) == 0, "no messages of others")
         running = node.submit(**LONG)
         node.wait_progress(running)
-        node.submit(range(10_000, 14_000), batch_size=1)
+        node.submit(BEHIND_LONG, batch_size=1)
         # One for each worker at most, however many batches wait.
         assert redis.llen(model_queue("tiny-qwen3")) <= 2 * redis.zcard("poc:workers")
         assert node.stop().json()["cancelled_jobs"] == 1
