@@ -118,9 +118,8 @@ def scored(
 ) -> RowResults:
     """Returns ids, logprobs and ranks for n tokens. `logits`: not yet divided by `temperature`."""
     if _is_fused(logits, n_best):
-        from workers.vllm.chat import (
-            best,  # imported here: only a CUDA build of torch includes Triton
-        )
+        # Imported here: only a CUDA build of torch includes Triton.
+        from workers.vllm.chat import best
 
         return best.scored(logits, tokens, temperature, n_best)
     return _plainly_scored(logits, tokens, temperature, n_best)
