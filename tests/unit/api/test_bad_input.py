@@ -185,13 +185,24 @@ NOT_JSON: dict[str, bytes] = {
     "a lone surrogate, escaped": raw(block_hash=r'"\ud800"'),
     "a lone surrogate, encoded": raw(block_hash='"\ud800"'),
     "brackets 60,000 deep": b"[" * 60_000,
+    "brackets 100,000 deep": b"[" * 100_000,  # more than a round's body may have
     "a list": b"[1, 2]",
     "null": b"null",
 }
 
 
-@pytest.mark.parametrize("path", ["generate", "init/generate", "init", "init/validate"])
-@pytest.mark.parametrize("case", NOT_JSON)
+@pytest.mark.parametrize(
+    ("path", "case"),
+    [
+        *(("generate", case) for case in NOT_JSON),
+        *(
+            (path, case)
+            for path in ("init/generate", "init", "init/validate")
+            for case in NOT_JSON
+            if case != "brackets 100,000 deep"
+        ),
+    ],
+)
 def test_422_for_a_body_that_is(client: TestClient, path: str, case: str) -> None:
     answer = client.post(
         f"/api/v1/pow/{path}", content=NOT_JSON[case], headers={"Content-Type": "application/json"}
