@@ -111,6 +111,7 @@ class TestGreedyAnswers:
         assert found.corrupted == []
         assert len(found.ties) <= len(PROMPTS) // 10
 
+    @pytest.mark.slow  # as the test that it is the control of: TestPrefixCache has a quick one
     @pytest.mark.xdist_group("sharing")
     @pytest.mark.parametrize("concurrency", CONCURRENCY)
     def test_are_corrupted_where_isolation_is_switched_off(
