@@ -34,6 +34,7 @@ _START_S, PATIENCE_S, _AGAIN_S = 120.0, 60.0, 60.0
 # Grammars that were compiled and need no further trial.
 _REMEMBERED = 4096
 
+_BUSY = "This machine is too busy to try grammars now; ask again."
 _ANY_OBJECT = '{"type": "object"}'  # vLLM's schema for json_object
 # Ends the current trial.
 _END = b"null"
@@ -81,7 +82,8 @@ class Grammars:
     async def check(self, kind: str, text: str, client: str) -> None:
         """Waits until the grammar is compiled, or the client disconnects. BadRequest if the grammar
         is invalid, or takes too much time or memory. Unavailable if the process is still starting,
-        or if it cannot check a grammar that vLLM's server does not parse itself.
+        if other processes take the CPU, or if the process cannot check a grammar that vLLM's server
+        does not parse itself.
         """
         asked = json.dumps([kind, text]).encode()
         digest = hashlib.sha256(asked).digest()
@@ -110,7 +112,7 @@ class Grammars:
                 first, timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                raise Unavailable("Grammars cannot be tried yet on this busy machine; ask again.")
+                raise Unavailable(_BUSY)
         except BaseException:
             trial.answer.cancel()
             raise
@@ -155,17 +157,17 @@ class Grammars:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             came.cancel()
-        was_ended = not reading.done()
-        if was_ended:
+        if not reading.done():
             process.ask(_END)
-        wrong = await reading
+        said = await reading
         took_s = time.monotonic() - trial.began_at
         self._tags.spend(trial.client, took_s)
-        if not was_ended:
-            _resolve(trial, wrong)
+        if isinstance(said, str):
+            _resolve(trial, said)
         elif took_s > self._longest_s:
-            longest = f"takes longer to compile than {self._longest_s:g} s"
-            _resolve(trial, f"{longest}; use a simpler one")
+            longest = f"takes longer to compile than {self._longest_s:g} s; use a simpler one"
+            had_no_cpu = said < self._longest_s / 4
+            _resolve(trial, Unavailable(_BUSY) if had_no_cpu else longest)
         elif not trial.answer.done():
             self._waiting.append(trial)  # starts again at its next turn
 
@@ -226,8 +228,10 @@ class _Process:
     def ask(self, line: bytes) -> None:
         self._input.write(line + b"\n")
 
-    async def answer(self) -> str:
-        return str(json.loads(await self._line()))
+    async def answer(self) -> str | float:
+        """Returns the grammar's error, or "", or the CPU seconds that a killed trial had."""
+        found: str | float = json.loads(await self._line())
+        return found
 
     async def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -241,9 +245,13 @@ class _Process:
         return line
 
 
-def _resolve(trial: _Trial, wrong: str | None) -> None:
-    if not trial.answer.done():
-        trial.answer.set_result(wrong)
+def _resolve(trial: _Trial, found: str | Unavailable | None) -> None:
+    if trial.answer.done():
+        return
+    if isinstance(found, Unavailable):
+        trial.answer.set_exception(found)
+    else:
+        trial.answer.set_result(found)
 
 
 def schemas_in_tags(body: Any) -> Iterator[Any]:
