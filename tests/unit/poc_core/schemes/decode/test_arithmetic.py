@@ -49,7 +49,7 @@ def test_token_ids_of_steps_are_the_references(case: Any) -> None:
 
 
 @cases("decode_input")
-def test_inputs_are_the_references(case: Any) -> None:
+def test_inputs_of_steps_are_the_references(case: Any) -> None:
     found = steps.step_inputs(*at(case), case["hidden"], torch.float32)
     torch.testing.assert_close(found[0], torch.tensor(case["values"]), rtol=0, atol=1e-5)
 
