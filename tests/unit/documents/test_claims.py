@@ -104,6 +104,7 @@ PROTOCOL = {
     ),
     "1 inputs(nonce)": ("test_inputs_are_the_references",),
     "1 inputs(nonce) with `poc_stronger_rng`": (
+        "test_inputs_are_the_references",
         "test_stronger_seeds_are_the_whole_digest",
         "test_stronger_inputs_smaller_than_eight_segments",
         "test_stronger_rng_changes_the_inputs",
@@ -116,6 +117,7 @@ PROTOCOL = {
     ),
     "2.2": (
         "test_reflection_is_the_references",
+        "test_layer_vectors_are_unit_vectors_named_by_layer",
         "test_layer_vectors_are_cast_after_they_are_normalised",
         "test_artifact_layers_are_reflected_in_the_models_dtype",
         "test_hyper_connections_have_their_first_two_outputs_reflected_and_nothing_else",
@@ -305,6 +307,7 @@ PROTOCOL = {
     ),
     "9.2": (
         "test_the_networks_examples_to_the_last_digit",
+        "test_an_answer_that_is_too_far_is_invalid",
         "test_the_models_rules",
         "test_a_few_tokens_may_be_outside_what_the_sampler_gives",
         "test_claimed_tokens_may_be_three_more",

@@ -170,9 +170,11 @@ class TestYield:
 class TestStarvation:
     """Constant chat under `yield`."""
 
-    def starved(self, policy: str = "yield", share: float = 0.05, waits_s: float = 59.5) -> Gate:
+    def starved(
+        self, policy: str = "yield", rule: Starvation = STARVATION, waits_s: float = 59.5
+    ) -> Gate:
         """A gate at which proofs waited for almost as long as they must before they get a share."""
-        gate = Gate(policy, Starvation(60.0, share))
+        gate = Gate(policy, rule)
         gate.chat_comes()
         for _ in range(round(waits_s / 0.5)):
             assert not gate.wait(0.5)
@@ -184,11 +186,18 @@ class TestStarvation:
         assert gate.wait(0.2)
 
     @pytest.mark.parametrize("policy", ["yield", "exclusive"])
-    @pytest.mark.parametrize(("share", "late_s"), [(0.05, 0.0), (0.2, 0.0), (0.2, 0.05)])
+    @pytest.mark.parametrize(
+        ("rule", "share", "late_s"),
+        [
+            (STARVATION, 0.05, 0.0),
+            (Starvation(share=0.2), 0.2, 0.0),
+            (Starvation(share=0.2), 0.2, 0.05),
+        ],
+    )
     def test_then_proofs_get_their_share_however_late_a_slice_begins(
-        self, policy: Any, share: float, late_s: float
+        self, policy: Any, rule: Starvation, share: float, late_s: float
     ) -> None:
-        gate = self.starved(policy, share)
+        gate = self.starved(policy, rule)
         assert gate.busy_share(200, 0.08, late_s) == pytest.approx(share, rel=0.1)
 
     def test_it_ends_when_chat_is_idle_and_takes_as_long_the_next_time(self) -> None:

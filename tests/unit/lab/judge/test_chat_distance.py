@@ -57,9 +57,13 @@ def test_entries_beyond_the_validators_width_do_not_count() -> None:
     assert position_distance(wide, {"1": -1.0, "9": -3.0}) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_an_answer_that_is_too_far_is_invalid() -> None:
-    far = compare([position("1", -1.0)] * 100, [position("1", -2.0)] * 100, rules(calibrated=False))
-    assert far.similarity == pytest.approx(1 - 1 / 6)
+@pytest.mark.parametrize(
+    ("n", "distance"), [(100, 1 / 6), (25, 1 / 6 - 0.10 / 5), (1, 1 / 6 - 0.10)]
+)
+def test_an_answer_that_is_too_far_is_invalid(n: int, distance: float) -> None:
+    executor, validator = [position("1", -1.0)] * n, [position("1", -2.0)] * n
+    far = compare(executor, validator, rules(threshold=0.95, calibrated=False))
+    assert far.similarity == pytest.approx(1 - distance)
     assert (far.is_valid, far.reason) == (False, chat_distance.TOO_FAR)
 
 
