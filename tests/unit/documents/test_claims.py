@@ -156,16 +156,25 @@ PROTOCOL = {
         "test_a_body_is_recognised_by_its_marks",
         "test_a_distance_round_is_what_its_body_says",
         "test_who_transforms_layers_and_who_may_transform_a_sum",
+        "TestFloat32.test_distances_are_the_references",
     ),
     "3.1": (
         "test_sign_flips_are_the_references",
         "test_layer_hooks_normalise_and_then_reflect",
         "test_layer_hooks_take_the_place_of_sign_flips",
+        "test_a_distance_takes_the_steps_of_the_protocol",
     ),
-    "3.2": ("test_nonce_reflections_are_the_references",),
-    "3.3": ("test_projection_is_the_references",),
+    "3.2": (
+        "test_nonce_reflections_are_the_references",
+        "test_a_distance_takes_the_steps_of_the_protocol",
+    ),
+    "3.3": (
+        "test_projection_is_the_references",
+        "test_a_distance_takes_the_steps_of_the_protocol",
+    ),
     "3.4": (
         "test_target_is_the_references",
+        "test_a_distance_takes_the_steps_of_the_protocol",
         "test_only_distances_below_the_target_are_reported",
     ),
     "3 Fraud": (

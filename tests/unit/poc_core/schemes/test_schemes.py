@@ -166,6 +166,20 @@ def test_projection_is_the_references() -> None:
     )
 
 
+@pytest.mark.parametrize("randomization", ["sign_flips", "layer_hooks"])
+def test_a_distance_takes_the_steps_of_the_protocol(randomization: str) -> None:
+    scheme, given = make("distance", randomization=randomization), states(1)
+    x = given * scheme.signs([7]) if randomization == "sign_flips" else given
+    x = x / x.norm()
+    vectors = scheme.nonce_vectors([7])[0]
+    assert len(vectors) == 8
+    for vector in vectors:
+        x = reflect(x, vector)
+    projected = x @ scheme.projection.T
+    expected = (projected / projected.norm() - scheme.target).norm().item()
+    assert scheme.finish([7], given) == [pytest.approx(expected, abs=1e-5)]
+
+
 def test_distances_are_near_the_square_root_of_two() -> None:
     assert make("distance").finish([0, 1], states(2)) == [pytest.approx(2**0.5, abs=0.1)] * 2
 
