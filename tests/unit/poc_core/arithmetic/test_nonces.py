@@ -7,9 +7,9 @@ from poc_core.arithmetic.nonces import MAX_NONCE, NonceSequence
 
 
 def test_follows_the_formula_of_the_protocol() -> None:
-    sequence = NonceSequence(node_id=2, node_count=5, group_id=1, n_groups=3)
-    assert (sequence.offset, sequence.step) == (7, 15)
-    assert list(sequence.take(0, 4)) == [7, 22, 37, 52]
+    sequence = NonceSequence(node_id=2, node_count=7, group_id=1, n_groups=3)
+    assert (sequence.offset, sequence.step) == (9, 21)
+    assert list(sequence.take(0, 4)) == [9, 30, 51, 72]
 
 
 def test_groups_of_a_node_yield_each_of_its_nonces_once() -> None:
