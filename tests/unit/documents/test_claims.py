@@ -271,17 +271,26 @@ PROTOCOL = {
         "test_what_ships_is_what_the_golden_data_was_made_with",
         "test_the_networks_file_takes_its_place",
     ),
-    "8.1": ("test_a_prefill_in_parts_gives_the_chains_of_one_at_once",),
-    "8.1.1": ("TestChains.test_they_are_the_references", "test_stronger_inputs_are_not_asked_for"),
+    "8.1": (
+        "test_a_prefill_in_parts_gives_the_chains_of_one_at_once",
+        "TestChains.test_they_are_the_references",
+    ),
+    "8.1.1": (
+        "TestChains.test_they_are_the_references",
+        "test_a_prefill_has_the_inputs_of_its_nonces_and_the_point_of_its_last_row",
+    ),
     "8.1.2": ("TestChains.test_they_are_the_references", "test_inputs_of_steps_are_the_references"),
     "8.1.3": (
         "test_reflections_of_a_nonces_own_are_the_references",
+        "test_vectors_of_each_nonces_own_are_none_of_the_batch",
         "test_wrapped_layers_are_reflected_in_chains_and_not_in_artifacts",
     ),
     "8.1.4": (
+        "test_a_prefill_has_the_inputs_of_its_nonces_and_the_point_of_its_last_row",
         "test_the_prefills_picks_are_the_references",
         "test_a_steps_picks_are_the_references",
         "test_snaps_are_the_references",
+        "test_of_several_best_points_the_lowest_is_taken",
         "test_a_state_that_is_not_finite_has_no_point",
     ),
     "8.2": (

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from poc_core.arithmetic import reflections, rng
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import Batch, load_scheme
 from tests.harness.samples import known
@@ -201,6 +202,20 @@ def test_vectors_of_each_nonces_own_are_none_of_the_batch() -> None:
     assert shared.layer_vectors is not None
     assert shared.layer_vectors.shape == (2, HIDDEN)
     assert own.layer_vectors is None
+    names = [f"b_nonce{nonce}_layer_1_householder" for nonce in NONCES]
+    vectors = reflections.householder_vectors(names, HIDDEN, CPU)[:, None]
+    x = torch.randn(len(NONCES), SEQ_LEN, HIDDEN, generator=torch.Generator().manual_seed(0))
+    (found,) = known(own.transform(0)).transform_terms(1, [x.view(-1, HIDDEN)])
+    assert torch.equal(found.view(x.shape), reflections.reflect(x, vectors))
+
+
+def test_a_prefill_has_the_inputs_of_its_nonces_and_the_point_of_its_last_row() -> None:
+    whole, last = batch_of(), batch_of()
+    inputs = rng.inputs("b", "k", NONCES, SEQ_LEN, HIDDEN, CPU, torch.float32)
+    assert torch.equal(whole.inputs(0).view(inputs.shape), inputs)
+    whole.take(0, inputs)
+    last.take(0, inputs[:, -1:])
+    assert torch.equal(whole.points, last.points)
 
 
 def test_the_first_stage_goes_on_from_points_that_the_last_one_found() -> None:
