@@ -205,7 +205,7 @@ PROTOCOL = {
     "5 Jobs": (
         "test_while_a_round_generates_its_models_batches_wait",
         "test_batches_hold_the_nonces_in_order_and_exactly",
-        "test_an_expired_result_is_404",
+        "test_a_finished_job_leaves_only_its_hash_for_the_result_ttl",
         "test_422_says_where_and_what_for",
     ),
     "5 Results": (
