@@ -25,13 +25,13 @@ AREAS = {
     "api/chat": ["tests/unit/api/chat"],
     "workers/courier": ["tests/unit/workers/courier"],
     **{
-        f"workers/{name}.py": [f"tests/unit/workers/test_{tests}.py" for tests in tests]
+        f"workers/{name}.py": [f"tests/unit/workers/{test}" for test in tests]
         for name, tests in {
-            "pipeline": ["pipeline", "proofs"],
-            "proofs": ["proofs", "jobs", "rounds"],
-            "chat_gate": ["chat_gate", "proofs"],
-            "work": ["jobs", "rounds", "turns"],
-            "housekeeping": ["housekeeping", "rounds"],
+            "pipeline": ["pipeline", "test_proofs.py"],
+            "proofs": ["test_proofs.py", "jobs", "rounds"],
+            "chat_gate": ["test_chat_gate.py", "test_proofs.py"],
+            "work": ["jobs", "rounds", "test_turns.py"],
+            "housekeeping": ["test_housekeeping.py", "rounds"],
         }.items()
     },
 }

@@ -33,6 +33,7 @@ SPEC = ProofSpec(
     seq_len=64,
     options={"k_dim": K_DIM, "stronger_rng": False},
 )
+OTHER_SPEC = SPEC.model_copy(update={"block_hash": "other"})
 DISTANCE_SPEC = ProofSpec(
     scheme="distance",
     block_hash="block",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import JsonValue
 
+from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.contract import contract_of
 from tests.harness.samples import MODEL
@@ -17,6 +18,10 @@ def value(spec: ProofSpec, nonce: int) -> str:
 
 def values(spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
     return [value(spec, nonce) for nonce in nonces]
+
+
+def break_down() -> None:
+    raise ProoflineError("CUDA error")
 
 
 class FakeEngine(Engine):

@@ -8,16 +8,14 @@ import pytest
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.settings import parse_chat_policy
-from tests.harness.samples import SPEC
+from tests.harness.samples import OTHER_SPEC, SPEC
 from tests.harness.waiting import wait_until
-from tests.peers.fake_engine import FakeEngine, values
+from tests.peers.fake_engine import FakeEngine, break_down, values
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines.base import EngineLostError, EngineMemoryError
 from workers.engines.validations import Validations
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
-
-OTHER = SPEC.model_copy(update={"block_hash": "other"})
 
 Start = Callable[..., Proofs]
 
@@ -48,10 +46,6 @@ def start(engine: FakeEngine) -> Iterator[Start]:
         proofs.stop()
 
 
-def break_down() -> None:
-    raise ProoflineError("CUDA error")
-
-
 # Computing.
 
 
@@ -62,9 +56,9 @@ def test_every_micro_batch_gets_its_own_values(
 ) -> None:
     engine.__init__(n_stages, late=late)  # type: ignore[misc]
     proofs = start()
-    micro_batches = [proofs.submit(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)]
+    micro_batches = [proofs.submit(OTHER_SPEC if n % 2 else SPEC, [n, n + 50]) for n in range(10)]
     assert [one.result(60) for one in micro_batches] == [
-        values(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)
+        values(OTHER_SPEC if n % 2 else SPEC, [n, n + 50]) for n in range(10)
     ]
     assert engine.begun == [[n, n + 50] for n in range(10)]
 
@@ -127,7 +121,7 @@ def test_a_spec_that_the_engine_refuses_ends_its_micro_batch_alone(
 ) -> None:
     engine.refuse["other"] = "k_dim must be at most 128."
     proofs = start()
-    refused, other = proofs.submit(OTHER, [1]), proofs.submit(SPEC, [2])
+    refused, other = proofs.submit(OTHER_SPEC, [1]), proofs.submit(SPEC, [2])
     with pytest.raises(SpecError, match="at most 128"):
         refused.result(60)
     assert other.result(60) == values(SPEC, [2])

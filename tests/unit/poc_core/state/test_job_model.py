@@ -16,9 +16,17 @@ from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.work import MAX_LOSSES, WorkStore
 from tests.harness.fuzz import FUZZ
-from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, pending, result_body, worker_record
+from tests.harness.samples import (
+    MODEL,
+    OTHER_SPEC,
+    REQUEST,
+    SPEC,
+    Clock,
+    pending,
+    result_body,
+    worker_record,
+)
 
-OTHER = SPEC.model_copy(update={"block_hash": "other"})
 PICK = st.integers(0, 1000)  # of a list, modulo its length
 AFTER_LEASE = st.sampled_from(["nothing", "complete", "complete"])
 # An event happens the more often, the more often it is named.
@@ -135,7 +143,9 @@ class JobMachine(RuleBasedStateMachine):
     )
     def create(self, n: int, batch_size: int, first: int, spec: bool, inline: bool) -> None:
         nonces = list(range(first, first + n))
-        new = NewJob(MODEL, SPEC if spec else OTHER, REQUEST, nonces, batch_size, inline=inline)
+        new = NewJob(
+            MODEL, SPEC if spec else OTHER_SPEC, REQUEST, nonces, batch_size, inline=inline
+        )
         at = self.clock.now + 0.1 * n
         self.jobs[self.store.create(new)] = Job(new, at, todo=set(range(new.n_batches)))
         self.clock.now += 0.001  # so that the order of jobs is known
