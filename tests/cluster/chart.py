@@ -10,6 +10,7 @@ from scripts.manifest import rendered
 from tests.cluster.values import SETS, Values
 
 Object = dict[str, Any]
+VERSIONS = [f"1.{minor}" for minor in range(31, 38)]  # of Kubernetes
 RUNNING = ("Deployment", "StatefulSet", "LeaderWorkerSet")
 # What LeaderWorkerSet says to the second pod of a group, by its environment.
 SECOND_OF_GROUP = {

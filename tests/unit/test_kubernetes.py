@@ -1,4 +1,4 @@
-"""docker/k8s/proofline.yaml without a cluster, against compose.yaml; the rest: test_chart.py."""
+"""docker/k8s/proofline.yaml without a cluster, against compose.yaml; the rest: docker/chart."""
 
 import subprocess
 from copy import deepcopy
