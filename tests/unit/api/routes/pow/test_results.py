@@ -1,59 +1,31 @@
-"""POST /generate and what becomes of it, as a client sees it."""
+"""A job's progress, result and verdict, for a client that polls or waits."""
 
 import base64
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from anyio import to_thread
 from fastapi.testclient import TestClient
-from redis import Connection, Redis
+from redis import Redis
 
-from api.routes.services import Services
-from poc_core.arithmetic.nonces import MAX_NONCE
-from poc_core.records import JobKind, JobRecord
-from poc_core.schemes.decode.limits import ChainLimits
+from poc_core.records import JobKind
 from poc_core.settings import Settings
 from poc_core.state import keys
 from poc_core.state.jobs import JobStore
-from poc_core.state.registry import WorkerRegistry
+from tests.harness.pow_routes import GENERATE, VECTOR, compute, record_of, submit
 from tests.harness.samples import (
     K_DIM,
     MODEL,
-    RecordingDispatcher,
     body,
     complete_batch,
-    known,
     lease_batch,
-    leased,
-    round_body,
 )
 from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("a_worker")
-
-GENERATE = "/api/v1/pow/generate"
-VECTOR = base64.b64encode(bytes(2 * K_DIM)).decode()
-
-
-def submit(client: TestClient, **changes: Any) -> str:
-    answer = client.post(GENERATE, json=body(**changes))
-    assert answer.status_code == 200, answer.text
-    job_id: str = answer.json()["request_id"]
-    return job_id
-
-
-def record_of(jobs: JobStore, job_id: str) -> JobRecord:
-    return known(jobs.read(job_id))
-
-
-def compute(jobs: JobStore, job_id: str, index: int) -> None:
-    lease = leased(lease_batch(jobs, job_id, index, "w1"))
-    if complete_batch(jobs, job_id, index, [VECTOR for _ in lease.nonces]):
-        jobs.finish(job_id)
 
 
 class Worker(threading.Thread):
@@ -66,117 +38,6 @@ class Worker(threading.Thread):
     def run(self) -> None:
         wait_until(lambda: self.jobs.active_jobs(MODEL), "a job")
         self.step(self.jobs.active_jobs(MODEL)[0])
-
-
-def test_413_for_an_answer_that_would_be_too_large_says_how_many_nonces_fit(
-    client: TestClient, jobs: JobStore, redis: Redis, settings: Settings, serve: Callable[..., Any]
-) -> None:
-    small = settings.model_copy(update={"max_result_bytes": 1024 * 1024})
-    state = client.app.state  # type: ignore[attr-defined]
-    state.services = Services(small, redis, state.services.dispatcher)
-    serve("w1", hidden_size=4096)
-    answer = client.post(GENERATE, json=body(nonces=list(range(100)), params={"k_dim": 4096}))
-    assert answer.status_code == 413
-    assert "send at most 95 nonces in one request" in answer.json()["detail"]
-    assert jobs.active_jobs(MODEL) == []
-    fits = body(nonces=list(range(95)), params={"k_dim": 4096})
-    assert client.post(GENERATE, json=fits).status_code == 200
-
-
-def test_429_for_more_jobs_than_may_wait(
-    client: TestClient, redis: Redis, settings: Settings
-) -> None:
-    state = client.app.state  # type: ignore[attr-defined]
-    few = settings.model_copy(update={"max_queued_nonces": 6})
-    state.services = Services(few, redis, state.services.dispatcher)
-    submit(client)
-    answer = client.post(GENERATE, json=body())
-    assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
-    assert "1 jobs have not ended" in answer.json()["detail"]
-
-
-def test_a_request_is_queued_stored_and_published(
-    client: TestClient, jobs: JobStore, dispatcher: RecordingDispatcher
-) -> None:
-    answer = client.post(
-        GENERATE, json=body(nonces=[3, 1, 2], batch_size=2, url="http://receiver:9000/poc")
-    )
-    job_id = answer.json()["request_id"]
-    assert answer.json() == {"status": "queued", "request_id": job_id, "queued_count": 3}
-    record = record_of(jobs, job_id)
-    assert (record.kind, record.n_total, record.n_batches) == (JobKind.GENERATE, 3, 2)
-    assert record.spec.options == {"k_dim": K_DIM, "stronger_rng": False}
-    assert (record.request.block_height, record.request.url) == (7, "http://receiver:9000/poc")
-    assert dispatcher.woken == [(MODEL, 1)]  # there is one worker
-
-
-def test_no_more_workers_are_woken_than_a_job_has_batches(
-    client: TestClient, dispatcher: RecordingDispatcher, serve: Callable[..., Any]
-) -> None:
-    for number in range(5):
-        serve(f"w{number}")
-    for nonces in ([1], [1, 2, 3], list(range(40))):
-        client.post(GENERATE, json=body(nonces=nonces, batch_size=2))
-    assert dispatcher.woken == [(MODEL, 1), (MODEL, 2), (MODEL, 5)]
-
-
-def test_the_largest_nonces_keep_their_last_digit(client: TestClient, jobs: JobStore) -> None:
-    job_id = submit(client, nonces=[MAX_NONCE, MAX_NONCE - 1])
-    compute(jobs, job_id, 0)
-    answer = client.get(f"{GENERATE}/{job_id}").json()
-    assert [artifact["nonce"] for artifact in answer["artifacts"]] == [MAX_NONCE, MAX_NONCE - 1]
-
-
-def test_unknown_fields_outside_params_are_ignored(client: TestClient) -> None:
-    submit(client, group_id=0, n_groups=1, something={"new": [1]})
-
-
-def test_an_empty_url_means_no_callback(client: TestClient, jobs: JobStore) -> None:
-    assert record_of(jobs, submit(client, url="")).request.url is None
-
-
-def test_the_stronger_rng_is_part_of_the_spec(client: TestClient, jobs: JobStore) -> None:
-    record = record_of(jobs, submit(client, poc_stronger_rng=True))
-    assert record.spec.options["stronger_rng"] is True
-
-
-@pytest.mark.parametrize(
-    ("asked", "max_batch_tokens", "n_batches"),
-    [(None, 8192, 4), (50, 8192, 2), (50, 640, 10), (50, 64, 100)],
-    ids=["the default of 32", "as asked", "no more than the engine holds", "at least one nonce"],
-)
-def test_the_batch_size_is(
-    client: TestClient,
-    jobs: JobStore,
-    serve: Callable[..., Any],
-    asked: int,
-    max_batch_tokens: int,
-    n_batches: int,
-) -> None:
-    serve("w1", max_batch_tokens=max_batch_tokens)
-    job_id = submit(client, nonces=list(range(100)), batch_size=asked)
-    assert record_of(jobs, job_id).n_batches == n_batches
-
-
-def test_the_smallest_worker_of_a_model_sets_its_limits(
-    client: TestClient, jobs: JobStore, serve: Callable[..., Any]
-) -> None:
-    serve("w2", max_batch_tokens=640, max_seq_len=32)
-    assert client.post(GENERATE, json=body()).json()["detail"]["deployed"] == {"seq_len": 32}
-
-
-def test_workers_with_different_codebooks_compute_no_decode_proofs(
-    client: TestClient, serve: Callable[..., Any], workers: WorkerRegistry
-) -> None:
-    for worker_id, codebook in (("w1", "aa"), ("w2", "bb")):
-        record = serve(worker_id, hidden_size=256)
-        workers.heartbeat(replace(record, info=ChainLimits(codebook=codebook).on(record.info)))
-    asked = body(params={"model": MODEL, "seq_len": 32, "scheme": "decode", "max_tokens": 4})
-    refused = client.post(GENERATE, json=asked)
-    assert refused.status_code == 422
-    assert "POC_DECODE_CODEBOOK must be the same" in refused.text
-    workers.heartbeat(replace(record, info=ChainLimits(codebook="aa").on(record.info)))
-    assert client.post(GENERATE, json=asked).status_code == 200
 
 
 def test_a_job_tells_its_progress_and_then_its_result(
@@ -399,63 +260,6 @@ def test_waiting_for_a_job_that(
     assert answer.json()["detail"].items() >= told.items()
 
 
-def test_stop_cancels_what_is_queued(client: TestClient, jobs: JobStore) -> None:
-    job_id = submit(client)
-    answer = client.post("/api/v1/pow/stop")
-    assert answer.json() == {
-        "status": "OK",
-        "pow_status": {"status": "STOPPED"},
-        "cancelled_jobs": 1,
-    }
-    assert client.get(f"{GENERATE}/{job_id}").json()["status"] == "cancelled"
-    assert client.post("/api/v1/pow/stop").json()["cancelled_jobs"] == 0
-
-
-def test_stop_gives_up_callbacks_that_nobody_takes(
-    client: TestClient, jobs: JobStore, redis: Redis
-) -> None:
-    job_id = submit(client, url="http://receiver:9000/dead", nonces=[1])
-    compute(jobs, job_id, 0)
-    assert redis.hget("poc:outbox:of_jobs", job_id) is not None
-    redis.hset("poc:receiver:receiver:9000", "failures", 4)
-    client.post("/api/v1/pow/stop")
-    assert redis.hlen("poc:outbox:of_jobs") == 1
-    redis.hset("poc:receiver:receiver:9000", "failures", 5)
-    client.post("/api/v1/pow/stop")
-    assert redis.hlen("poc:outbox:of_jobs") == 0
-    assert client.get(f"/api/v1/pow/generate/{job_id}").json()["status"] == "completed"
-
-
-def test_a_callback_takes_a_place_of_who_asked_for_it(client: TestClient, redis: Redis) -> None:
-    job_id = submit(client, url="http://receiver:9000/x")
-    place: Any = redis.hget("poc:outbox:of_jobs", job_id)
-    _, receiver, client_name = place.decode().split(" ")
-    assert (receiver, client_name) == ("receiver:9000", "testclient")
-
-
-def test_stop_leaves_what_is_under_way_and_what_is_waited_for(
-    client: TestClient, jobs: JobStore
-) -> None:
-    running = submit(client, batch_size=1)
-    compute(jobs, running, 0)
-
-    def stop_then_compute(job_id: str) -> None:
-        assert client.post("/api/v1/pow/stop").json()["cancelled_jobs"] == 0
-        compute(jobs, job_id, 0)
-
-    waiting = threading.Thread(
-        target=lambda: answers.append(client.post(GENERATE, json=body(wait=True))), daemon=True
-    )
-    answers: list[Any] = []
-    waiting.start()
-    wait_until(lambda: len(jobs.active_jobs(MODEL)) == 2, "both jobs")
-    found = jobs.active_jobs(MODEL)
-    stop_then_compute(next(job_id for job_id in found if job_id != running))
-    waiting.join(60)
-    assert answers[0].json()["status"] == "completed"
-    assert client.get(f"{GENERATE}/{running}").json()["status"] == "running"
-
-
 def test_a_job_under_way_can_be_cancelled(client: TestClient, jobs: JobStore) -> None:
     job_id = submit(client, batch_size=1)
     compute(jobs, job_id, 0)
@@ -463,21 +267,6 @@ def test_a_job_under_way_can_be_cancelled(client: TestClient, jobs: JobStore) ->
     assert client.get(f"{GENERATE}/{job_id}").json()["status"] == "cancelled"
     assert client.delete(f"{GENERATE}/{job_id}").json() == {"status": "OK", "cancelled": False}
     assert client.delete(f"{GENERATE}/{'0' * 32}").status_code == 404
-
-
-def test_status_shows_throughput_queue_and_workers(
-    client: TestClient, jobs: JobStore, clock: Any
-) -> None:
-    job_id = submit(client, nonces=list(range(30)), batch_size=20)
-    compute(jobs, job_id, 0)
-    clock.now += 1
-    answer = client.get("/api/v1/pow/status").json()
-    assert (answer["status"], answer["state"], answer["config"]) == ("IDLE", "IDLE", None)
-    assert (answer["stats"]["total_processed"], answer["stats"]["nonces_per_second"]) == (20, 2.0)
-    assert (answer["queued_nonces"], answer["callbacks_waiting"]) == (10, 0)
-    (worker,) = answer["workers"]
-    assert (worker["id"], worker["model"], worker["state"]) == ("w1", MODEL, "ready")
-    assert worker["info"]["max_batch_tokens"] == 8192
 
 
 @pytest.mark.parametrize("what", ["the job", "the status"])
@@ -494,23 +283,3 @@ def test_a_poll_uses_a_thread_once(
     monkeypatch.setattr(to_thread, "run_sync", counted)
     assert client.get(path).status_code == 200
     assert len(calls) == 1  # which reads Redis
-
-
-@pytest.mark.parametrize("state", ["no round", "a round"])
-def test_the_status_asks_redis_once(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
-    if state == "a round":
-        assert client.post("/api/v1/pow/init/generate", json=round_body()).status_code == 200
-    assert client.get("/api/v1/pow/status").status_code == 200  # Redis has the script now
-    send, sent = Connection.send_packed_command, []
-
-    def counted(connection: Connection, *args: Any, **options: Any) -> Any:
-        if threading.current_thread().name not in ("redis-watch", "reporting", "downloads"):
-            sent.append(args)
-        return send(connection, *args, **options)
-
-    # The API's own threads ask by themselves, one of them every second.
-    monkeypatch.setattr(Connection, "send_packed_command", counted)  # each waits for its answer
-    assert client.get("/api/v1/pow/status").json()["workers"] != []
-    assert len(sent) == 1
