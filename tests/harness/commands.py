@@ -3,8 +3,13 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+import typer
 
 from cli.main import app
+
+COMMANDS: Any = typer.main.get_command(app)
 
 
 def run_here(*arguments: str) -> int:

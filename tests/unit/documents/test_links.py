@@ -4,18 +4,15 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from cli.main import app
 from poc_core.settings import Settings
 from tests.harness import compose_file
+from tests.harness.commands import COMMANDS
 from tests.harness.documents import DOCUMENTS, ROOT, anchors, blocks, name, without_blocks
 
-COMMANDS: Any = typer.main.get_command(app)
 ELSEWHERE = ("http://", "https://", "mailto:")
 
 

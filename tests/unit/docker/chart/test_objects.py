@@ -3,14 +3,11 @@
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
-import typer
 import yaml
 
-from cli.main import app
 from poc_core.settings import Settings
 from scripts.manifest import CHART, HELM, MANIFEST, rendered
 from tests.cluster.chart import (
@@ -26,6 +23,7 @@ from tests.cluster.chart import (
     spec_of_pods,
 )
 from tests.cluster.values import SETS
+from tests.harness.commands import COMMANDS
 from tests.harness.compose_file import ROOT
 
 pytestmark = pytest.mark.xdist_group("kubernetes")  # one process reads the schemas
@@ -33,7 +31,6 @@ pytestmark = pytest.mark.xdist_group("kubernetes")  # one process reads the sche
 BY_SET = pytest.mark.parametrize("name", list(SETS))
 # Of operators that are not Kubernetes' own, so that no schema of it tells their fields.
 CUSTOM = ("ServiceMonitor", "PrometheusRule", "ScaledObject", "LeaderWorkerSet")
-COMMANDS: Any = typer.main.get_command(app)
 
 
 def test_the_manifest_is_what_the_defaults_render() -> None:

@@ -16,13 +16,7 @@ from poc_core.settings import Settings
 from poc_core.state import keys
 from poc_core.state.jobs import JobStore
 from tests.harness.pow_routes import GENERATE, VECTOR, compute, record_of, submit
-from tests.harness.samples import (
-    K_DIM,
-    MODEL,
-    body,
-    complete_batch,
-    lease_batch,
-)
+from tests.harness.samples import K_DIM, MODEL, body, complete_batch, lease_batch
 from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("a_worker")

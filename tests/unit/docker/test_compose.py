@@ -1,23 +1,18 @@
-"""compose.yaml, its overrides and the Dockerfiles, checked without a Docker engine."""
+"""compose.yaml and its overrides, checked without Docker: services, and what keeps them safe."""
 
-import hashlib
 import re
 import shlex
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from cli.main import app
 from cli.supervise.fleet import WORKER_GRACE_S
 from cli.supervise.processes import GUARD_MARGIN_S
 from poc_core.settings import Settings
-from scripts.requirements import requirements
 from tests.harness import compose_file
+from tests.harness.commands import COMMANDS
 from tests.harness.compose_file import ROOT, command_of
 
 FILES = ["compose.yaml", "compose.hosts.yaml", "compose.workers.yaml", "compose.tls.yaml"]
@@ -27,13 +22,6 @@ ON_A_FURTHER_HOST = {
     "PRIVATE_ADDRESS": "10.0.0.2",
 }
 MONITORING = ("prometheus", "grafana")  # what of them is their own: test_monitoring.py
-DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
-COMMANDS: Any = typer.main.get_command(app)
-
-
-@pytest.fixture(scope="module")
-def services() -> dict[str, dict[str, Any]]:
-    return compose_file.services()
 
 
 def seconds(duration: str) -> float:
@@ -277,237 +265,3 @@ class TestSafety:
             0,
             128,
         )
-
-
-def make_secrets(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    (folder / "all").mkdir(exist_ok=True)
-    docker = ROOT / "docker"
-    script = [
-        "sh",
-        str(docker / "make_secrets.sh"),
-        str(folder / "all"),
-        str(folder / "each"),
-        str(docker / "users.acl"),
-    ]
-    path = {"PATH": "/usr/bin:/bin"}
-    return subprocess.run(script, env=path | environment, capture_output=True, text=True)
-
-
-def texts(folder: Path) -> dict[str, str]:
-    """What is in its files."""
-    return {
-        str(path.relative_to(folder)): path.read_text()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def hash_of(password: str) -> str:
-    return f"#{hashlib.sha256(password.encode()).hexdigest()}"
-
-
-class TestSecrets:
-    def test_are_made_up_once(self, tmp_path: Path) -> None:
-        assert make_secrets(tmp_path).returncode == 0
-        first = texts(tmp_path)
-        users = ("api", "worker", "courier", "flower")
-        own = {f"all/{name}_redis_password": f"each/{name}/redis_password" for name in users}
-        own |= {
-            f"all/{name}_password": f"each/{name}/{name}_password" for name in ("flower", "grafana")
-        }
-        assert first.keys() >= {
-            *own,
-            *own.values(),
-            "all/redis_password",
-            "all/redis.conf",
-            "all/users.acl",
-        }
-        passwords = [first[name] for name in (*own, "all/redis_password")]
-        assert {len(password) for password in passwords} == {48}
-        assert len(set(passwords)) == len(passwords)
-        assert [first[of_all] for of_all in own] == [first[of_one] for of_one in own.values()]
-        assert first["all/redis.conf"] == f"aclfile {tmp_path}/all/users.acl\n"
-        make_secrets(tmp_path)
-        assert texts(tmp_path) == first
-
-    def test_each_user_gets_its_rights_under_its_password(self, tmp_path: Path) -> None:
-        make_secrets(tmp_path)
-        found = texts(tmp_path)
-        users = dict(
-            line.removeprefix("user ").split(" ", 1) for line in found["all/users.acl"].splitlines()
-        )
-        assert users.keys() == {"default", "api", "worker", "courier", "flower"}
-        rights = (ROOT / "docker" / "users.acl").read_text().splitlines()
-        for user, line in users.items():
-            file = "redis_password" if user == "default" else f"{user}_redis_password"
-            words = line.split()
-            assert words[:2] == ["on", hash_of(found[f"all/{file}"])]
-            given = [
-                word
-                for right in rights
-                if right.startswith(f"user {user} ")
-                for word in right.split()[2:]
-            ]
-            assert words[len(words) - len(given) :] == given
-            assert user == "default" or {"-@all", "resetchannels", "-@dangerous"} <= set(words)
-
-    def test_hosts_that_joined_keep_their_users(self, tmp_path: Path) -> None:
-        """Redis writes them into the file, and Compose's next start makes it anew."""
-        make_secrets(tmp_path)
-        file = tmp_path / "all" / "users.acl"
-        first = file.read_text()
-        host = "user host-gpu2 on #0123 ~poc:job:* -@all +get\n"
-        file.write_text(f"user stranger on nopass ~* +@all\n{first}{host}")
-        make_secrets(tmp_path)
-        assert file.read_text() == first + host
-
-    def test_redis_can_write_the_file_of_users(self, services: dict[str, dict[str, Any]]) -> None:
-        place = services["secrets"]["entrypoint"][-1]
-        for name in ("secrets", "redis"):
-            assert f"redis:{place}" in services[name]["volumes"], name
-
-    def test_each_service_sees_its_own_alone(self, services: dict[str, dict[str, Any]]) -> None:
-        seen = {
-            name: [volume for volume in service["volumes"] if volume.startswith("secrets")]
-            for name, service in services.items()
-            if name not in ("secrets", "redis")
-        }
-        own = {name: [f"secrets-{name.removesuffix('-gpu')}:/run/proofline:ro"] for name in seen}
-        assert seen == own
-        for name, service in services.items():
-            user = re.match(
-                r"redis://(\w+)@", str(service.get("environment", {}).get("POC_REDIS_URL", ""))
-            )
-            without = name in ("secrets", "redis", "prometheus", "grafana")
-            assert without or (user and user[1] == name.removesuffix("-gpu")), name
-
-    def test_prometheus_and_grafana_see_their_own_alone(self, tmp_path: Path) -> None:
-        make_secrets(tmp_path)
-        found = texts(tmp_path)
-        seen = {
-            name: text
-            for name, text in found.items()
-            if name.startswith(("each/prom", "each/graf"))
-        }
-        assert seen == {
-            "each/prometheus/flower_password": found["all/flower_password"],
-            "each/prometheus/metrics_key": "",
-            "each/grafana/grafana_password": found["all/grafana_password"],
-        }
-        make_secrets(tmp_path, METRICS_KEY="key")
-        assert texts(tmp_path)["each/prometheus/metrics_key"] == "key"
-
-    def test_those_of_the_env_file_are_refused(
-        self, services: dict[str, dict[str, Any]], tmp_path: Path
-    ) -> None:
-        """Every container gets that file."""
-        for name in services["secrets"]["environment"].keys() - {"GIVEN"}:
-            done = make_secrets(tmp_path, GIVEN=str(tmp_path), **{name: "chosen"})
-            assert (done.returncode, "each is a file of docker/secrets" in done.stderr) == (1, True)
-
-    def test_those_of_files_are_taken(self, tmp_path: Path) -> None:
-        given = tmp_path / "given"
-        given.mkdir()
-        (given / "redis_password").write_text("chosen\n")
-        (given / "metrics_key").write_text("key\n")
-        assert make_secrets(tmp_path, GIVEN=str(given)).returncode == 0
-        found = texts(tmp_path)
-        assert found["all/redis_password"] == "chosen"
-        assert found["each/prometheus/metrics_key"] == "key"
-        assert len(found["all/flower_password"]) == 48
-
-    def test_those_of_the_environment_replace_others(self, tmp_path: Path) -> None:
-        make_secrets(tmp_path)
-        make_secrets(tmp_path, REDIS_PASSWORD="chosen", FLOWER_PASSWORD="too")
-        found = texts(tmp_path)
-        assert found["all/redis_password"] == "chosen"
-        assert found["each/flower/flower_password"] == "too"
-        assert f"user default on {hash_of('chosen')} " in found["all/users.acl"]
-
-    def test_a_further_host_with_the_operators_password_is_a_worker(self, tmp_path: Path) -> None:
-        """As they had it before there were users."""
-        make_secrets(tmp_path, REDIS_PASSWORD="chosen")
-        (worker,) = [
-            line
-            for line in texts(tmp_path)["all/users.acl"].splitlines()
-            if line.startswith("user worker ")
-        ]
-        assert f" {hash_of('chosen')} " in worker
-
-    @pytest.mark.parametrize("password", ["a b", 'quo"te', "new\nline", "$(id)"])
-    def test_what_would_need_quoting_is_refused(self, tmp_path: Path, password: str) -> None:
-        done = make_secrets(tmp_path, FLOWER_PASSWORD=password)
-        assert done.returncode == 1
-        assert done.stderr.startswith("FLOWER_PASSWORD may hold letters, digits")
-
-
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-class TestDockerfiles:
-    def test_what_they_copy_exists_and_is_sent_to_the_engine(self, path: Any) -> None:
-        copied = re.findall(r"^COPY (?!--from)(.+)$", path.read_text(), flags=re.MULTILINE)
-        sources = [word for line in copied for word in line.split()[:-1]]
-        assert sources
-        sent = {
-            line.removeprefix("!")
-            for line in (ROOT / ".dockerignore").read_text().splitlines()
-            if line[0] == "!"
-        }
-        for source in sources:
-            assert (ROOT / source).exists(), source
-            assert {source, source.split("/")[0]} & sent, source
-
-    def test_they_install_a_lock_with_hashes_or_what_vllms_own_image_lacks(self, path: Any) -> None:
-        text = path.read_text()
-        locks = re.findall(r"pip install --no-deps --require-hashes -r (\S+)", text)
-        of_vllm = re.findall(r"pip install .*-r \S*requirements\.txt", text)
-        assert (locks, len(of_vllm)) == {
-            "api": (["locks/api.txt"], 0),
-            "node": (["locks/worker-cpu.txt"], 1),
-            "worker-cpu": (["locks/worker-cpu.txt"], 0),
-            "worker-gpu": ([], 1),
-        }[path.name.partition(".")[0]]
-
-    def test_torch_is_only_where_an_engine_is(self, path: Any) -> None:
-        with_engine = ("node.Dockerfile", "worker-cpu.Dockerfile")
-        assert ("constraints-cpu.txt" in path.read_text()) == (path.name in with_engine)
-
-    def test_the_builds_own_backend_is_kept_and_is_pyprojects(self, path: Any) -> None:
-        """Fetched again with each change of our code it was most of a rebuild."""
-        backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-        (stage,) = (part for part in path.read_text().split("FROM ") if "AS wheel" in part)
-        assert re.findall(r'pip install [^"]*"(.+)"', stage) == backend
-        assert stage.index("pip install") < stage.index("COPY")
-        assert "--no-build-isolation" in stage
-
-    def test_a_change_of_our_code_installs_no_dependency_anew(self, path: Any) -> None:
-        """Dependencies are installed before our packages are there, and those without
-        dependencies.
-        """
-        text = path.read_text()
-        stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
-        for stage in stages:
-            if installs := re.search(r"-r \S+\.txt", stage):
-                before = stage[: installs.start()]
-                assert not re.search(
-                    r"^COPY (api|cli|workers|poc_core)\b", before, flags=re.MULTILINE
-                )
-        assert len(re.findall(r"pip install .*--no-deps /wheels/", text)) == 1
-
-    def test_they_do_not_run_as_root(self, path: Any) -> None:
-        if path.name == "node.Dockerfile":
-            pytest.skip("docker/node.sh chooses the user: tests/unit/docker/test_node.py")
-        assert re.findall(r"^USER (\w+)$", path.read_text(), flags=re.MULTILINE)[-1] == "proofline"
-
-    def test_what_they_run_exists(self, path: Any) -> None:
-        image = compose_file.dockerfile_commands(path)
-        assert image["ENTRYPOINT"][-1] == "proofline"
-        assert image["CMD"][0] in COMMANDS.commands
-
-
-def test_a_worker_without_a_gpu_brings_no_triton() -> None:
-    assert "triton" not in (ROOT / "locks" / "worker-cpu.txt").read_text()
-
-
-def test_an_unknown_extra_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        requirements(["nope"])

@@ -1,0 +1,12 @@
+"""compose.yaml as Docker reads it."""
+
+from typing import Any
+
+import pytest
+
+from tests.harness import compose_file
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    return compose_file.services()

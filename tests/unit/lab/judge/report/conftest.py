@@ -1,0 +1,12 @@
+"""`report` on files as the commands and the API write them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.reports import Capture, Reports
+
+
+@pytest.fixture
+def reports(tmp_path: Path, capfd: Capture) -> Reports:
+    return Reports(tmp_path, capfd)
