@@ -1,4 +1,4 @@
-"""Fused kernels stand in for vLLM's operations where their bits are the same, for one slice."""
+"""A kernel stands in for vLLM's operation where a trial finds the same bits."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,35 +10,11 @@ from torch import Tensor
 
 from poc_core.arithmetic import fused
 from tests.harness.marks import needs_vllm
-from tests.harness.samples import known
+from tests.planted.operations import CACHE, GROUP, QUANTISE, arguments, writing
 
 pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process has loaded vLLM
 
-SILU, QUANTISE = "_C::silu_and_mul_per_block_quant", "_C::per_token_group_fp8_quant"
-NORM = "_C::rms_norm"
-CACHE = "_C_cache_ops::reshape_and_cache_flash"
 UNROTATE = "vllm::fused_inv_rope_fp8_quant_kernel"
-GROUP = 128
-
-
-def results(rows: int, columns: int, by_column: bool, device: str) -> tuple[Tensor, Tensor]:
-    """Where numbers and scales go, filled with what nobody writes."""
-    shape = (columns // GROUP, rows) if by_column else (rows, columns // GROUP)
-    scales = torch.full(shape, -1.0, device=device)
-    out = torch.full((rows, columns), 99.0, device=device).to(torch.float8_e4m3fn)
-    return out, scales.t() if by_column else scales
-
-
-def arguments(
-    name: str, x: Tensor, by_column: bool = False, powers: bool = False
-) -> tuple[tuple[Any, ...], Tensor, Tensor]:
-    """A call of the operation as vLLM 0.25.1 makes it, and where its results go."""
-    columns = x.shape[1] // 2 if name == SILU else x.shape[1]
-    out, scales = results(len(x), columns, by_column, str(x.device))
-    if name == SILU:
-        return (out, x, scales, GROUP, None, False), out, scales
-    rest = (GROUP, 1e-10, -448.0, 448.0, powers, by_column, False)
-    return (x, out, scales, *rest), out, scales
 
 
 class Computed:
@@ -293,143 +269,6 @@ def test_rows_that_cannot_be_shared_are_routed_by_each_rank(router: Router, quic
     routed(quick, X[:6])
     routed(quick, torch.cat([X, X[:1]]))
     assert router.rows == [6, 9]
-
-
-ROWS = [1, 5, 16, 512, 4099]
-COLUMNS = [128, 256, 384, 768, 1536, 2048, 3072, 4096]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("columns", COLUMNS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "kind", [SILU, QUANTISE, f"{QUANTISE} by column", f"{QUANTISE} by column, powers"]
-)
-def test_kernels_give_the_bits_of_vllms_operations(
-    kind: str, dtype: torch.dtype, columns: int
-) -> None:
-    from workers.vllm.kernels.quick_operations import OPERATIONS, all_sizes
-    from workers.vllm.release import custom_ops
-
-    name, _, by_column = kind.partition(" ")
-    own = custom_ops.operation(name)
-    if own is None:
-        pytest.skip(f"this release of vLLM has no {name}")
-    width = 2 * columns if name == SILU else columns
-    generator = torch.Generator("cuda").manual_seed(columns)
-    for rows in ROWS:
-        like = torch.empty(0, dtype=dtype, device="cuda")
-        normal = torch.randn(rows, width, generator=generator, device="cuda")
-        outlying = normal * torch.randn(width, generator=generator, device="cuda").mul(3).exp()
-        of_all_sizes = all_sizes(max(rows, 2), width, like)
-        for x in (normal, outlying, outlying / 300, torch.zeros_like(normal), of_all_sizes):
-            x = x.to(dtype).nan_to_num()
-            how = bool(by_column), "powers" in by_column
-            args, out, scales = arguments(name, x, *how)
-            own(*args)
-            args, our_out, our_scales = arguments(name, x, *how)
-            call = known(OPERATIONS[name].read(*args))
-            call.by_kernel()
-            assert torch.equal(scales, our_scales)
-            assert torch.equal(out.view(torch.uint8), our_out.view(torch.uint8))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("columns", [64, 128, 256])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("heads", [1, 4, 32])
-def test_heads_are_normed_with_the_bits_of_vllms_operation(
-    heads: int, dtype: torch.dtype, columns: int
-) -> None:
-    from workers.vllm.kernels.quick_operations import OPERATIONS, all_sizes
-    from workers.vllm.release import custom_ops
-
-    own: Any = custom_ops.operation(NORM)
-    width = heads * columns
-    generator = torch.Generator("cuda").manual_seed(columns)
-    weight = torch.randn(columns, generator=generator, device="cuda").to(dtype)
-    for rows in (1, 300, 4099):
-        like = torch.empty(0, dtype=dtype, device="cuda")
-        normal = torch.randn(rows, width + 64, generator=generator, device="cuda").to(dtype)
-        for wide in (normal, all_sizes(max(rows, 2), width + 64, like), torch.zeros_like(normal)):
-            x = wide[:, :width].view(-1, heads, columns)
-            theirs, ours = (
-                torch.empty_like(x, memory_format=torch.contiguous_format).fill_(9) for _ in "ab"
-            )
-            own(theirs, x, weight, 1e-6)
-            call = known(OPERATIONS[NORM].read(ours, x, weight, 1e-6))
-            call.by_kernel()
-            assert torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("head", "turned"), [(64, 64), (128, 128), (128, 64), (256, 64)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("heads", [(1, 1), (32, 4), (48, 8)])
-def test_queries_and_keys_are_turned_with_the_bits_of_vllms_operation(
-    heads: tuple[int, int], dtype: torch.dtype, head: int, turned: int
-) -> None:
-    from workers.vllm.kernels.quick_operations import OPERATIONS, all_sizes
-    from workers.vllm.release import custom_ops
-
-    name = "_C::rotary_embedding"
-    own: Any = custom_ops.operation(name)
-    width, n_query = sum(heads) * head, heads[0] * head
-    generator = torch.Generator("cuda").manual_seed(head)
-    like = torch.empty(0, dtype=dtype, device="cuda")
-    angles = torch.randn(4096, turned, generator=generator, device="cuda").sin().to(dtype)
-    for rows in (2, 300, 4099):
-        positions = torch.randint(4096, (rows,), generator=generator, device="cuda")
-        normal = torch.randn(rows, width + 64, generator=generator, device="cuda").to(dtype)
-        for wide in (normal, all_sizes(rows, width + 64, like)):
-            theirs, ours = wide.clone(), wide.clone()
-            args = [
-                (positions, one[:, :n_query], one[:, n_query:width], head, angles, True)
-                for one in (theirs, ours)
-            ]
-            own(*args[0])
-            call = known(OPERATIONS[name].read(*args[1]))
-            call.by_kernel()
-            assert torch.equal(theirs.view(torch.int16), ours.view(torch.int16))
-
-
-def writing(
-    rows: int, cache: torch.dtype, by_head: bool, device: str, head: int = 128
-) -> tuple[Any, ...]:
-    """A call that writes into the first pages of empty caches, as vLLM's FlashAttention makes it;
-    its arguments. `by_head`: a page has one head after the other."""
-    generator = torch.Generator(device).manual_seed(rows)
-    qkv = torch.randn(rows, 12, head, generator=generator, device=device).bfloat16() * 40
-    pages = rows // 16 + 3
-    memory = torch.zeros(pages, 2, *((2, 16) if by_head else (16, 2)), head, device=device)
-    memory = memory.to(cache)
-    caches = (memory.transpose(2, 3) if by_head else memory).unbind(1)
-    slots = torch.randperm(16 * pages, generator=generator, device=device)[:rows]
-    slots[::5] = -1
-    scales = torch.tensor([[1.5], [0.7]], device=device)
-    name = "auto" if cache == qkv.dtype else "fp8"
-    return qkv[:, 8:10], qkv[:, 10:], *caches, slots, name, *scales
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("head", [64, 128, 256])
-@pytest.mark.parametrize("by_head", [False, True])
-@pytest.mark.parametrize("cache", [torch.bfloat16, torch.uint8])
-def test_caches_are_written_with_the_bits_of_vllms_operation(
-    cache: torch.dtype, by_head: bool, head: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from workers.vllm.kernels import quick_operations as quick
-    from workers.vllm.release import custom_ops
-
-    monkeypatch.setattr(quick, "LEAST", 0)
-    own: Any = custom_ops.operation(CACHE)
-    for rows in (1, 300, 4099):
-        theirs, ours = (writing(rows, cache, by_head, "cuda", head) for _ in "ab")
-        own(*theirs)
-        call = known(quick.OPERATIONS[CACHE].read(*ours))
-        call.by_kernel()
-        for one, other in zip(theirs[2:4], ours[2:4], strict=True):
-            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def test_writes_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
