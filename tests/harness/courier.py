@@ -1,4 +1,4 @@
-"""A courier, a receiver that answers as it is told, and what waits for the receiver."""
+"""A courier, its outboxes, and a receiver whose answers a test chooses."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ ADDRESS = "10.0.0.9"
 
 
 class Receiver:
-    """Answers as it is told, 200 when nothing is left to be told, and keeps what it took."""
+    """Gives the answers in `answers`, then 200, and keeps the accepted payloads."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []

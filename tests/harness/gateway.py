@@ -1,4 +1,4 @@
-"""The gateway as tests ask it, and what fake workers answer it."""
+"""Requests to the gateway, and the behaviour of fake workers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

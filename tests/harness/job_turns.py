@@ -1,4 +1,4 @@
-"""What tests of a worker's turns with jobs share."""
+"""Helpers for tests of a worker's turns with jobs."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""A node's outboxes as tests fill, take and read them."""
+"""Fills, takes and reads a node's outboxes."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Micro-batches that fly, and how each of them ended."""
+"""Starts micro-batches and records how each ends."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""A job over HTTP: submitted, computed."""
+"""Submits and computes a job over HTTP."""
 
 import base64
 from typing import Any

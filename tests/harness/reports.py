@@ -1,4 +1,4 @@
-"""`report` on files as the commands and the API write them, and what it prints."""
+"""Runs `proofline report` on files of the commands and the API."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A round over HTTP: started, computed, looked at."""
+"""Starts, computes and reads a round over HTTP."""
 
 from typing import Any
 

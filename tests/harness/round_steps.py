@@ -1,4 +1,4 @@
-"""A worker's steps of a round, and what they left in Redis."""
+"""Runs a worker's steps of a round, and reads their results in Redis."""
 
 import dataclasses
 import time

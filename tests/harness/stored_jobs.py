@@ -1,4 +1,4 @@
-"""Jobs in Redis: computed, read, leased."""
+"""Computes, reads and leases jobs in Redis."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rounds in Redis: started, leased, completed."""
+"""Starts, leases and completes rounds in Redis."""
 
 from collections.abc import Callable
 from typing import Any

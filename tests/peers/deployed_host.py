@@ -1,4 +1,4 @@
-"""A host that reports what a test says, and the node's own answers."""
+"""A host whose reports a test chooses, and the node's answers."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A core and an `AsyncLLM` that stand in for vLLM's around `generate`."""
+"""An engine core and an `AsyncLLM` in place of vLLM's."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""compose.yaml as Docker reads it."""
+"""The services of compose.yaml."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Secrets of compose.yaml: how they are generated, and who sees them."""
+"""Secrets of compose.yaml are generated, and only their services read them."""
 
 import hashlib
 import re

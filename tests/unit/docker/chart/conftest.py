@@ -1,4 +1,4 @@
-"""docker/chart as Helm renders it, without a cluster."""
+"""Helm renders docker/chart without a cluster."""
 
 from collections.abc import Iterator
 from functools import cache

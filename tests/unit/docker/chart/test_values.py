@@ -1,4 +1,4 @@
-"""What values make of the chart: workers, Redis, policies, monitoring, autoscaling."""
+"""Values change the chart: workers, Redis, policies, monitoring, autoscaling."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What one receiver cannot do to the others."""
+"""A slow receiver does not delay other receivers."""
 
 import asyncio
 from typing import cast

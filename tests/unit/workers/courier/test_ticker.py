@@ -1,4 +1,4 @@
-"""The ticker: what it offers to the courier, and its sign of life."""
+"""The ticker offers due outboxes to the courier and writes its sign of life."""
 
 import itertools
 import logging

@@ -1,4 +1,4 @@
-"""A worker's turns with jobs, on an engine that a test directs."""
+"""A worker's turns with jobs, on a fake engine."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Batches and validations wait for chat, or have their share beside it."""
+"""During chat, batches and validations wait or use their share of the engine."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Batches that a worker gives back or drops, and what its heartbeats tell of leases."""
+"""A worker returns or drops batches; its heartbeats list batches in progress."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Batches are computed together, as many as a micro-batch holds."""
+"""A worker computes as many batches together as a micro-batch holds."""
 
 import threading
 from types import SimpleNamespace

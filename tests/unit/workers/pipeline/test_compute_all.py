@@ -1,4 +1,4 @@
-"""Callers who have the engine for themselves."""
+"""`compute` returns the values of nonces to one caller."""
 
 from collections.abc import Callable
 

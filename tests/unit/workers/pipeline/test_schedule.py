@@ -1,4 +1,4 @@
-"""Which slice of which micro-batch a tick has."""
+"""Each tick runs one slice of one micro-batch."""
 
 import pytest
 

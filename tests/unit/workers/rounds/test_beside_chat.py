@@ -1,4 +1,4 @@
-"""Chat beside a round."""
+"""Chat during a round."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A step meets a stop, a Redis that is away, a full outbox or an engine that fails."""
+"""A step meets a stop, an unavailable Redis, a full outbox or a failing engine."""
 
 import dataclasses
 import itertools

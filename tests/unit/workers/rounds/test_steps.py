@@ -1,4 +1,4 @@
-"""The steps of a round: what they lease, keep in progress and queue."""
+"""A round's steps lease nonces, keep batches in progress and queue the next step."""
 
 import dataclasses
 import time

@@ -1,4 +1,4 @@
-"""Which worker gets a request, and what is answered when there is none."""
+"""The gateway chooses a worker for each request, and answers 503 without one."""
 
 import threading
 from collections.abc import Callable

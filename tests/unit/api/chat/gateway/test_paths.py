@@ -1,4 +1,4 @@
-"""The paths beside chat: those that workers publish, and answers that one engine keeps."""
+"""Paths other than chat: workers publish them, and one engine keeps an answer."""
 
 import http.client
 import json

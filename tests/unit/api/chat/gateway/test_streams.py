@@ -1,4 +1,4 @@
-"""Streams: their events, how they fail or wait, and clients that go."""
+"""Streams: events, failures, waits, and clients that disconnect."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Who keeps a connection when there are more clients than places."""
+"""Some clients lose their connections when there are more clients than places."""
 
 import select
 import socket

@@ -1,4 +1,4 @@
-"""Limits of headers and bodies, and what is kept of them."""
+"""Headers, bodies and the memory for them have limits."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Silent and slow clients are cut off in time, and idle ones keep nothing."""
+"""Silent and slow clients are disconnected in time; idle connections use no memory."""
 
 import json
 import resource

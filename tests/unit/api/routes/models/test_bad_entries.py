@@ -1,4 +1,4 @@
-"""Entries of the cache that cannot be read are a line, and no other model's error."""
+"""An unreadable cache entry is one line of the list and affects no other model."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Models in the Hugging Face cache: what lies there and what is deleted."""
+"""The API lists and deletes models in the Hugging Face cache."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The node as the network's client manages it."""
+"""The node with the routes by which the network node manages it."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

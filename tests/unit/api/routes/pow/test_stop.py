@@ -1,4 +1,4 @@
-"""What a stop ends, and what the status tells of jobs."""
+"""A stop ends queued jobs; the status reports jobs."""
 
 import threading
 from typing import Any

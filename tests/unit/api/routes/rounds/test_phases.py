@@ -1,4 +1,4 @@
-"""A round is switched and stopped, and jobs go on beside it."""
+"""A round is switched and stopped; jobs continue during a round."""
 
 import threading
 import time

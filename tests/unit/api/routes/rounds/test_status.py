@@ -1,4 +1,4 @@
-"""What `/status` tells of a round."""
+"""`/status` reports a round."""
 
 from collections.abc import Callable
 from typing import Any

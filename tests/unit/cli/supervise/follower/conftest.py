@@ -1,4 +1,4 @@
-"""Hosts that follow the deployment in Redis, with fleets that only note what they are told."""
+"""Hosts that follow the deployment in Redis."""
 
 import pytest
 from redis import Redis

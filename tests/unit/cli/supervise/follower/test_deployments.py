@@ -1,4 +1,4 @@
-"""A host serves what is deployed, and what is withdrawn or fails ends."""
+"""A host serves the deployed model; a withdrawn or failed deployment ends."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a host reports of its workers."""
+"""A host reports its workers."""
 
 from dataclasses import replace
 

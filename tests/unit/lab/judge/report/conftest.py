@@ -1,4 +1,4 @@
-"""`report` on files as the commands and the API write them."""
+"""Files for `proofline report`, written as by the commands and the API."""
 
 from pathlib import Path
 

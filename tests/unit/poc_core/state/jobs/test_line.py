@@ -1,4 +1,4 @@
-"""Which batch a worker gets next."""
+"""Batches are leased in order: validations first, then old jobs; small jobs pass large ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How much may wait, what a stop takes out of the queue, and what is counted."""
+"""The queue has limits and counts; a stop removes jobs from the queue."""
 
 from dataclasses import replace
 

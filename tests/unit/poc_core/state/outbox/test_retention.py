@@ -1,4 +1,4 @@
-"""How long an outbox is kept."""
+"""An outbox is kept for a limited time."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""When a payload is due, and who delivers it."""
+"""A payload becomes due at a time, and one courier delivers the payload."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is computed counts once and waits for delivery."""
+"""Each computed nonce counts once and waits for delivery."""
 
 import pytest
 from redis import Redis

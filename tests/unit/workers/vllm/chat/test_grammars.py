@@ -21,7 +21,7 @@ from workers.vllm.chat.errors import BadRequest, Unavailable
 from workers.vllm.chat.grammars import Grammars, schemas_in_tags, text_of
 
 # Answers what each text says, after so many seconds (at its first try, at later ones); notes what
-# it began. Says of what it ends that it had 100 s of CPU time, or none.
+# it began. A stopped text had 100 s of CPU time; `starves` had none.
 STAND_IN = """
     import json, os, select, sys
     noted = open(sys.argv[1], "a", buffering=1)
@@ -276,7 +276,7 @@ async def test_xgrammar_compiles_them_in_a_process_of_its_own(
 
 
 async def ask_again(tried: Grammars, kind: str, text: str) -> None:
-    """As the error of a busy machine says."""
+    """Repeats a request that a busy machine refused."""
     while True:
         with suppress(Unavailable):
             return await tried.check(kind, text, "one")

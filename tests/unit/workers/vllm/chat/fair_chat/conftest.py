@@ -1,4 +1,4 @@
-"""What stands around vLLM's `generate`."""
+"""A tokenizer for tests of fair chat."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Grammars that are refused by the words of their field."""
+"""A refused grammar's error names its field."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Chat requests take turns: the event loop is everybody's between two steps."""
+"""Chat requests take turns: the event loop runs other requests between two steps."""
 
 import asyncio
 import gc

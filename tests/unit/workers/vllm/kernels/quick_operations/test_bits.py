@@ -1,4 +1,4 @@
-"""On a GPU, kernels give the bits of vLLM's operations."""
+"""Kernels on a GPU give the bits of vLLM's operations."""
 
 from typing import Any
 
