@@ -51,8 +51,10 @@ class ChatWorkers:
         if self._read_at >= oldest:
             return self._left()
         try:
-            reading = self._not_older_than(oldest)
-            return await asyncio.wait_for(reading, _PATIENCE_S if self._workers else None)
+            # Not wait_for: Python 3.11's loses a cancellation that comes as the reading ends. Then
+            # the answer to a client that has disconnected is computed to its end.
+            async with asyncio.timeout(_PATIENCE_S if self._workers else None):
+                return await self._not_older_than(oldest)
         except (TimeoutError, *TRANSIENT):
             if not self._workers or self._clock() - self._read_at > _WITHOUT_REDIS_S:
                 raise

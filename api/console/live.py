@@ -75,7 +75,8 @@ class Live:
             while not self._deserted.is_set():
                 self._update(await to_thread.run_sync(_read, read))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._deserted.wait(), self._pause_s)
+                    async with asyncio.timeout(self._pause_s):
+                        await self._deserted.wait()
         finally:
             self._reader = None
 

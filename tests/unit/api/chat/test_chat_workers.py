@@ -14,7 +14,7 @@ from api.chat.chat_workers import ChatWorkers
 from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
 from poc_core.state.registry import WorkerRegistry
-from tests.harness.samples import Clock, worker_record
+from tests.harness.samples import Clock, known, worker_record
 from tests.harness.waiting import wait_until
 
 CACHE_S = 0.25
@@ -151,6 +151,28 @@ async def test_requests_that_come_together_share_one_reading(
     assert isinstance(found[0], asyncio.CancelledError)
     assert found[1:] == [[worker]] * 9
     assert registry.asked == 1
+
+
+@pytest.mark.parametrize("n_turns", range(8))
+async def test_a_request_that_is_cancelled_as_the_reading_ends_is_cancelled(
+    registry: Registry, chat_workers: ChatWorkers, clock: Clock, n_turns: int
+) -> None:
+    registry.serve("w1")
+    await chat_workers.remembered()
+    clock.now += 1
+    registry.may_answer.clear()
+    registry.answered.clear()
+    request = asyncio.create_task(chat_workers.remembered())
+    await asyncio.to_thread(registry.answered.wait, 60)
+    reading = known(chat_workers._reading)
+    registry.may_answer.set()
+    await reading
+    for _ in range(n_turns):
+        await asyncio.sleep(0)
+    if request.cancel():  # its client hung up before the request had its workers
+        with pytest.raises(asyncio.CancelledError):
+            await request
+    assert request.cancelled() or n_turns > 0
 
 
 async def test_a_redis_that_is_away_is_everybodys_error_and_not_remembered(
