@@ -62,11 +62,13 @@ class RoundControl:
 
     def stop(self) -> int:
         """Stops the round and drops failing callbacks. Returns how many jobs it cancelled."""
+        # First, because a worker that asks after the round's end starts a queued job.
+        n_cancelled = self._jobs.cancel_queued()
         current = self._rounds.current()
         if current is not None:
             self._rounds.switch(current, RoundState.STOPPED)
         self._outbox.drop_failing()
-        return self._jobs.cancel_queued()
+        return n_cancelled
 
     def status_of(self, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
         """Returns /status's fields about the round. `first`, `most`: as in RoundStore.reported."""

@@ -26,6 +26,7 @@ from tests.harness.samples import (
     distance_body,
     lease_batch,
     leased,
+    work_of,
 )
 
 pytestmark = pytest.mark.usefixtures("a_worker")
@@ -100,6 +101,22 @@ def test_stop_cancels_the_jobs_that_waited_for_the_round(
     job_id = client.post(f"{POW}/generate", json=body()).json()["request_id"]
     assert client.post(f"{POW}/stop").json()["cancelled_jobs"] == 1
     assert client.get(f"{POW}/generate/{job_id}").json()["status"] == "cancelled"
+
+
+def test_stop_cancels_them_before_a_worker_can_start_them(
+    client: TestClient, rounds: RoundStore, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = RoundStore.switch
+
+    def switch_beside_a_worker(*args: Any) -> RoundState | None:
+        before = switch(*args)
+        assert work_of(jobs).lease(MODEL) == []
+        return before
+
+    monkeypatch.setattr(RoundStore, "switch", switch_beside_a_worker)
+    start(client, rounds)
+    client.post(f"{POW}/generate", json=body())
+    assert client.post(f"{POW}/stop").json()["cancelled_jobs"] == 1
 
 
 def test_the_round_outlives_the_api(
