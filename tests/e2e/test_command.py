@@ -108,7 +108,7 @@ class TestUp:
 
         wait_until(cores, "an engine", 200)  # also where this is tried once more
         cores()[0].kill()
-        up.wait_line(rf"up: \S+/cpu0 ended \(exit code {ENGINE_LOST_STATUS}\); restarting it", 120)
+        up.wait_line(rf"up: \S+/cpu0 ended \(exit code {ENGINE_LOST_STATUS}\); restarting it", 300)
 
     @pytest.mark.ends_its_stack
     def test_ends_at_ctrl_c_and_leaves_nothing_running(self, up: Up) -> None:
@@ -190,7 +190,7 @@ def test_a_job_that_sigterm_interrupts_completes_after_the_next_start(tmp_path: 
     up = Up(*options, "--synthetic-step-ms", "100")
     try:
         below = up.below
-        with httpx.Client(base_url=up.base_url, timeout=60, trust_env=False) as http:
+        with httpx.Client(base_url=up.base_url, timeout=300, trust_env=False) as http:
             job = http.post(
                 f"{PREFIX}/generate", json=body(nonces=list(range(1000)), batch_size=10)
             ).json()
@@ -202,7 +202,7 @@ def test_a_job_that_sigterm_interrupts_completes_after_the_next_start(tmp_path: 
         up.end()
     up = Up(*options, "--synthetic-step-ms", "1")
     try:
-        with httpx.Client(base_url=up.base_url, timeout=60, trust_env=False) as http:
+        with httpx.Client(base_url=up.base_url, timeout=300, trust_env=False) as http:
             wait_until(lambda: http.get(path).json()["status"] == "completed", "the job's end")
             assert http.get(path).json()["artifacts"] == synthetic_artifacts(range(1000))
     finally:

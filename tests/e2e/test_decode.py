@@ -32,7 +32,7 @@ EXIT_FRAUD = 3
 def node() -> Iterator[RoundClient]:
     up = Up("--model", MODEL, "--dtype", "float32", "--port", "0", "--", *vllm_args(), env=FAST)
     try:
-        with httpx.Client(base_url=up.base_url, timeout=120, trust_env=False) as http:
+        with httpx.Client(base_url=up.base_url, timeout=300, trust_env=False) as http:
             yield RoundClient(http, up.log, MODEL)
     finally:
         up.end()

@@ -111,7 +111,7 @@ def run(words: str, folder: Path, **more: str) -> subprocess.CompletedProcess[st
         env=environment({"COLUMNS": "200", "PYTHONPATH": os.fspath(ROOT), **more}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

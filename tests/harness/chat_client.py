@@ -275,7 +275,7 @@ def switchable_stack(switch: Path, **env: str) -> Iterator[StackClient]:
     limits = httpx.Limits(max_connections=None)
     with (
         stack,
-        httpx.Client(base_url=stack.base_url, timeout=120, limits=limits, trust_env=False) as http,
+        httpx.Client(base_url=stack.base_url, timeout=300, limits=limits, trust_env=False) as http,
     ):
         stack.wait_ready(READY_S)
         yield StackClient(stack, http, log)

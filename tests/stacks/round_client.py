@@ -239,6 +239,6 @@ def running_stack(
         announce=lambda message: log.append(f"stack | {message}"),
         **{"workers": 2} | options,
     )
-    with stack, httpx.Client(base_url=stack.base_url, timeout=60, trust_env=False) as http:
+    with stack, httpx.Client(base_url=stack.base_url, timeout=300, trust_env=False) as http:
         stack.wait_ready(ready_s)
         yield StackClient(stack, http, log)

@@ -9,7 +9,7 @@ import uvicorn
 
 from tests.harness.waiting import wait_until
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tests.integration.processes import descendants
 from tests.stacks.up import environment
 
 PROOFLINE = str(Path(sys.executable).parent / "proofline")
-GRACE_S = 60.0
+GRACE_S = 180.0
 
 
 def can_make_hosts() -> bool:

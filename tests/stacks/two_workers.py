@@ -72,7 +72,7 @@ def two_workers(folder: Path) -> Iterator[TwoWorkers]:
         compose.wait_healthy("api")
         limits = httpx.Limits(max_connections=None)
         with httpx.Client(
-            base_url=compose.api_url, timeout=120, limits=limits, trust_env=False
+            base_url=compose.api_url, timeout=300, limits=limits, trust_env=False
         ) as http:
             client = TwoWorkers(compose, http)
             client.run("--dtype", "float32", "--", *vllm_args())

@@ -48,13 +48,13 @@ def test_no_sequence_lies_in_vllms_null_block() -> None:
 def test_proofs_neither_enter_the_prefix_cache_nor_drive_chat_out_of_it(vllm_engine: Any) -> None:
     """Artifacts that were left in it broke the validation of chats that came after."""
     salt = uuid.uuid4().hex
-    first, again = (ask(vllm_engine, salt=salt).result(120) for _ in range(2))
+    first, again = (ask(vllm_engine, salt=salt).result(300) for _ in range(2))
     assert first.cached == 0
     assert again.cached > 0
     steps = STEPS.model_copy(update={"options": {"max_tokens": 32}})
     proofs = [(ARTIFACTS, range(24)), (steps, range(2))]  # more tokens than chat's cache has
     values = [compute_all(vllm_engine, *proof) for proof in proofs]
-    after, other = ask(vllm_engine, salt=salt).result(120), ask(vllm_engine).result(120)
+    after, other = ask(vllm_engine, salt=salt).result(300), ask(vllm_engine).result(120)
     assert (after.tokens, after.cached) == (again.tokens, again.cached)
     assert (other.tokens, other.cached) == (first.tokens, 0)
     assert [compute_all(vllm_engine, *proof) for proof in proofs] == values

@@ -312,7 +312,7 @@ class TestWhoWaits:
         with ConstantChat(yielding.http) as chat:
             job = Job(yielding)
             yielding.wait(
-                lambda: job.state().get("waiting_for") == "chat", 60, "the job waits for chat"
+                lambda: job.state().get("waiting_for") == "chat", 300, "the job waits for chat"
             )
             chat.stop()
             yielding.wait(lambda: job.state()["status"] == "completed", 300, "the job's end")

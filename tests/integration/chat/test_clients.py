@@ -31,7 +31,7 @@ def python() -> str:
     found = VENV / "bin/python"
     install = (str(found), "-m", "pip", "install", "--quiet", "--upgrade", *PACKAGES)
     try:
-        subprocess.run([sys.executable, "-m", "venv", VENV], check=True, timeout=120)
+        subprocess.run([sys.executable, "-m", "venv", VENV], check=True, timeout=300)
         subprocess.run(install, check=True, timeout=600, capture_output=True, text=True)
     except subprocess.SubprocessError as error:
         why = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]

@@ -85,7 +85,7 @@ def serving(engine: Engine) -> Iterator[Server]:
     gate = ChatGate(parse_chat_policy("yield"), engine.unfinished_chat)
     url = f"http://127.0.0.1:{serve_chat(engine, gate)}"
     limits = httpx.Limits(max_connections=None)
-    with httpx.Client(base_url=url, timeout=120, limits=limits, trust_env=False) as http:
+    with httpx.Client(base_url=url, timeout=300, limits=limits, trust_env=False) as http:
         yield Server(http, engine.info.name, engine)
 
 

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.xdist_group("pods"),  # one network
 ]
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 PARALLEL = ("tensorParallel", "pipelineParallel")
 # One after the other, as each needs what is before it.
 ORDER = ("redis", "api", "courier", "flower", "worker")

@@ -113,7 +113,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 def node(net: Network) -> Iterator[Node]:
     port = str(free_port())
     net.here("api", [PROOFLINE, "api", "--port", port], **FAST)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300, trust_env=False) as http:
         node = Node(net, http)
         node.wait(lambda: http.get("/livez").status_code == 200, 300, "the API")
         for rank in (0, 1):

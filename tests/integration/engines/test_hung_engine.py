@@ -50,7 +50,7 @@ def up() -> Iterator[Up]:
 @pytest.fixture
 def http(up: Up) -> Iterator[httpx.Client]:
     limits = httpx.Limits(max_connections=None)
-    with httpx.Client(base_url=up.base_url, timeout=120, limits=limits, trust_env=False) as http:
+    with httpx.Client(base_url=up.base_url, timeout=300, limits=limits, trust_env=False) as http:
         yield http
 
 
@@ -95,7 +95,7 @@ def test_a_rank_that_stands_still_ends_the_worker_and_another_comes(
     rank = next(process for process in family if "Worker_TP1" in command_of(process))
     if busy:
         with ConstantChat(http, threads=2, timeout_s=None):
-            wait_until(lambda: chat_active(http), "chat under way", 30)
+            wait_until(lambda: chat_active(http), "chat under way", 180)
             stop_and_watch(up, http, rank)
     else:
         stop_and_watch(up, http, rank)

@@ -52,7 +52,7 @@ def client(plants: Path) -> Iterator[StackClient]:
         on_line=lambda name, line: log.append(f"{name} | {line}"),
         announce=lambda message: log.append(f"stack | {message}"),
     )
-    with stack, httpx.Client(base_url=stack.base_url, timeout=120, trust_env=False) as http:
+    with stack, httpx.Client(base_url=stack.base_url, timeout=300, trust_env=False) as http:
         stack.wait_ready(READY_S)
         yield StackClient(stack, http, log)
 

@@ -22,7 +22,7 @@ from tests.stacks.up import environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-READY_S = 120.0
+READY_S = 300.0
 # For Redis: a user who is not the operator.
 NODE = "user node on >of-the-node ~* &* +@all"
 

@@ -82,7 +82,7 @@ signal.signal(signal.SIGTERM, end)
 (pathlib.Path(sys.argv[1]) / "courier").touch()
 time.sleep(600)
 """
-READY_S = 120.0
+READY_S = 300.0
 BROKEN_WORKER = "print('no such model', flush=True); raise SystemExit(3)"
 
 

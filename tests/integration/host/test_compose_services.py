@@ -47,7 +47,7 @@ GOLDEN = {
 }
 MEAN = {"worker": 0.02, "worker-gpu": 0.003}
 LARGEST = {"worker": 0.05, "worker-gpu": 0.003}
-TEST_S = 120.0
+TEST_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompose]:
 @pytest.fixture(scope="module")
 def api(compose: LocalCompose) -> Iterator[httpx.Client]:
     with httpx.Client(
-        base_url=compose.api_url, headers=BEARER, timeout=60, trust_env=False
+        base_url=compose.api_url, headers=BEARER, timeout=300, trust_env=False
     ) as client:
         yield client
 
@@ -83,7 +83,7 @@ def api(compose: LocalCompose) -> Iterator[httpx.Client]:
 def flower(compose: LocalCompose) -> Iterator[httpx.Client]:
     auth = ("proofline", compose.secret("flower_password"))
     with httpx.Client(
-        base_url=compose.flower_url, auth=auth, timeout=60, trust_env=False
+        base_url=compose.flower_url, auth=auth, timeout=300, trust_env=False
     ) as client:
         yield client
 

@@ -30,7 +30,7 @@ pytestmark = [
 INTERRUPTED = Path(__file__).with_name("interrupted.py")
 API = (ROOT / "docs" / "api.md").read_text()
 EXAMPLE_S = 200
-DELIVERY_S = 60
+DELIVERY_S = 300
 
 
 class Terminal:
@@ -108,7 +108,7 @@ def terminal(up: Up, tmp_path_factory: pytest.TempPathFactory) -> Terminal:
 def no_round_is_left(up: Up) -> Iterator[None]:
     """Ends the round of a test that failed."""
     yield
-    httpx.post(f"{up.base_url}/api/v1/pow/stop", timeout=60, trust_env=False).raise_for_status()
+    httpx.post(f"{up.base_url}/api/v1/pow/stop", timeout=300, trust_env=False).raise_for_status()
 
 
 def examples(document: str, section: str) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ from tests.stacks.up import environment
 
 pytestmark = pytest.mark.integration
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 GENERATE = "/api/v1/pow/generate"
 
 

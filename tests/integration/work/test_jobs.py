@@ -146,7 +146,7 @@ class TestStop:
             )
             assert node.stop().json()["cancelled_jobs"] == 0
             node.cancel(running)
-            assert waiting.result(60).json()["artifacts"] == synthetic_artifacts(range(64))
+            assert waiting.result(300).json()["artifacts"] == synthetic_artifacts(range(64))
 
 
 class TestEndOfAJob:

@@ -199,7 +199,7 @@ def in_tree(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(tree)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

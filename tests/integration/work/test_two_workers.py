@@ -181,7 +181,7 @@ def test_a_rounds_start_under_exclusive_aborts_chats_under_way(client: TwoWorker
         for core in client.cores():  # until the round has begun, so that none is over before
             standing.enter_context(frozen(core.pid))
         body = request("Hello", ANSWER)
-        whole = [pool.submit(client.http.post, CHAT, json=body, timeout=120) for _ in range(4)]
+        whole = [pool.submit(client.http.post, CHAT, json=body, timeout=300) for _ in range(4)]
         client.wait(lambda: sum(active(client)) == 5, 300, "chats under way")
         client.start(None, params={"seq_len": 256})
         *_, last = events
@@ -192,7 +192,7 @@ def test_a_rounds_start_under_exclusive_aborts_chats_under_way(client: TwoWorker
     client.wait(lambda: active(client) == [0, 0], 300, "no chat under way")
     client.stop()
     body = round_body(None, nonces=[0, 1], wait=True)
-    answer = client.http.post("/api/v1/pow/generate", json=body, timeout=60)
+    answer = client.http.post("/api/v1/pow/generate", json=body, timeout=300)
     assert answer.json()["status"] == "completed"
     client.wait(lambda: chat(client).status_code == 200, 300, "chat after the round")
 
@@ -232,7 +232,7 @@ def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_e
             ends = [end for stream in (one, another) for *_, end in [stream]]
             assert "[DONE]" in ends, "the second worker did not go on"
             assert all(end == "[DONE]" or "was lost" in end for end in ends)
-            retried = answer.result(60)
+            retried = answer.result(300)
             assert retried.status_code == 200
             assert retried.json()["usage"]["completion_tokens"] == 1400
             assert retried.json()["choices"][0]["message"]["content"].startswith(expected)
@@ -260,7 +260,7 @@ def test_sigterm_lets_chat_end_and_drains_and_the_job_completes_after_a_new_star
         client.wait(lambda: "draining" in client.states(), 300, "a worker to say that it is to end")
         assert not answer.done()
         go_on()
-        found = answer.result(120)
+        found = answer.result(300)
     assert cut_off(client) == before
     assert found.status_code == 200, found.text
     assert found.json()["usage"]["completion_tokens"] == n_tokens

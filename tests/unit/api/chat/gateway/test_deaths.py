@@ -150,6 +150,11 @@ def begins_and_dies(call: Call) -> None:
 
 
 class TestRequestsThatEndEngines:
+    @pytest.fixture(autouse=True)
+    def ends_come_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However slow this machine is, an engine ends soon after it got the request."""
+        monkeypatch.setattr("api.chat.gateway.RECENT_S", 60.0)
+
     @pytest.mark.parametrize("dies", [hangs_up, loses_its_engine, begins_and_dies])
     def test_go_to_one_other_worker_and_are_refused_by_every_api_from_then_on(
         self, node: Node, dies: Behaviour
@@ -244,7 +249,7 @@ class TestRequestsThatEndEngines:
     def test_leave_others_that_were_there_to_a_further_worker(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("api.chat.suspects.TRIAL_S", 1.0)  # more than an answer takes
+        monkeypatch.setattr("api.chat.suspects.TRIAL_S", 3.0)  # more than an answer takes
         honest, poison = body(max_tokens=1), body(max_tokens=2)
 
         def engine(n_honest: int) -> Behaviour:
