@@ -142,10 +142,15 @@ def test_a_restart_between_two_tries_loses_nothing(scene: Scene, settings: Setti
 
 
 def test_a_courier_that_died_on_the_way_is_replaced(scene: Scene) -> None:
+    def announced() -> list[str]:
+        return [one.outbox_id for one in scene.outbox.announce()]
+
     died_with = scene.outbox.take(scene.record.round_id)
+    assert announced() == []
     scene.deliver()
     assert scene.receiver.requests == []
     scene.clock.now += scene.outbox.lock_s
+    assert announced() == [scene.record.round_id]
     scene.deliver()
     assert died_with is not None
     assert scene.receiver.taken == [json.loads(died_with.body)]

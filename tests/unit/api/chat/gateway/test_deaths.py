@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from tests.harness.gateway import (
     CHAT,
     DONE,
     EVENTS,
+    PUBLISHED,
     Node,
     Start,
     answers,
@@ -185,6 +187,15 @@ class TestRequestsThatEndEngines:
         worker = node.start("w2", answers)
         assert node.chat().status_code == 400
         assert worker.received == []
+
+    def test_are_refused_in_the_words_of_their_path(self, node: Node) -> None:
+        for n in range(2):
+            worker = node.start(f"w{n}", hangs_up)
+            node.services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
+        refused = [node.api.post("/v1/messages", json=body()) for _ in range(2)]
+        assert [one.status_code for one in refused] == [503, 400]
+        kinds = [one.json()["error"]["type"] for one in refused]
+        assert kinds == ["overloaded_error", "invalid_request_error"]
 
     def test_are_known_by_streams_that_broke_off_too(self, node: Node) -> None:
         node.services.gateway.workers = ChatWorkers(node.services.workers, cache_s=0)
