@@ -182,6 +182,8 @@ class _Limited(HttpToolsProtocol):
         self._excess: tuple[int, str] | None = None  # status and text for too many headers
         # starts the request's handler; None if the handler has started
         self._starts: Callable[[], None] | None = None
+        # the request that is answered, or was last; pipelined requests wait behind it
+        self._answered: RequestResponseCycle | None = None
         self._ended_one = False  # whether the last bytes read included a request's end
         self._n_header_bytes = 0
         # bytes of an answer that the client has not accepted yet, and when these were counted
@@ -200,6 +202,7 @@ class _Limited(HttpToolsProtocol):
         self.places.leave(self)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        self._end_receiving()
 
     def data_received(self, data: bytes) -> None:
         if not self._headers_done and self._since is None:  # the first bytes of a further request
@@ -262,10 +265,15 @@ class _Limited(HttpToolsProtocol):
             raise ValueError("too many requests wait for their answers")  # stops the parser
         self._since = self.loop.time()
         super().on_headers_complete()
+        if self.pipeline:
+            # uvicorn has paused reading. But then nothing notices that the client disconnects.
+            self.flow.resume_reading()
         if self.expect_100_continue:
             self._start()
 
     def on_body(self, body: bytes) -> None:
+        if self.pipeline and len(self.cycle.body) + len(body) > _HELD_BYTES:
+            raise ValueError("a body is too large to wait for another answer")  # stops the parser
         if len(self.cycle.body) + len(body) > _HELD_BYTES:
             self._start()
         super().on_body(body)
@@ -326,6 +334,7 @@ class _Limited(HttpToolsProtocol):
 
         A handler that waits for its body takes ten times the memory of the headers alone.
         """
+        self._answered = cycle
         if self._headers_done and cycle is self.cycle:
             self._starts = partial(super()._start_asgi_task, cycle, app)
         else:
@@ -385,8 +394,13 @@ class _Limited(HttpToolsProtocol):
                 + b"\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(STATUS_LINE[status] + head + body)
-        if self.cycle is not None:
-            # the app, if it still reads the body, learns that no more comes
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._end_receiving()
         self.transport.close()
+
+    def _end_receiving(self) -> None:
+        """Tells the app, which may still read the body or wait for the client's end, that nothing
+        more comes. uvicorn tells it of the connection's last request only.
+        """
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()

@@ -165,6 +165,25 @@ def test_too_many_requests_at_once_end_the_connection(connect: Connect) -> None:
     assert answer.count(b"HTTP/1.1 200") < 100
 
 
+@pytest.mark.parametrize(
+    "behind",
+    [b"", GET + b"\r\n", POST + bytes(10), POST.replace(b"10", b"99999") + bytes(50_000)],
+    ids=["alone", "a request behind it", "one with a body", "one with a large body"],
+)
+def test_a_client_that_leaves_is_noticed_whatever_it_sent_behind_its_request(
+    connect: Connect, server: uvicorn.Server, behind: bytes
+) -> None:
+    connection = connect(b"GET /waits HTTP/1.1\r\nHost: x\r\n\r\n")
+    wait_until(lambda: server.server_state.tasks, "the request")
+    connection.sendall(behind)
+    if len(behind) < HEADER_BYTES // 2:
+        wait_until(lambda: len(of(server, connection)[0].pipeline) == bool(behind), "what follows")
+        connection.close()
+    wait_until(
+        lambda: not server.server_state.tasks, "the end of what the client does not wait for"
+    )
+
+
 @pytest.mark.parametrize(("files", "connections"), [(256, 80), (65_536, 4096), (100, 8)])
 def test_a_process_holds_no_more_than_it_may_open(files: int, connections: int) -> None:
     assert connections_for(4096, files) == connections
