@@ -4,7 +4,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = {number: signal.signal(number, stop) for number in _heard(numbers)}
     try:
         yield
     finally:
@@ -49,8 +49,17 @@ def stopped_by_signals(command: str) -> Iterator[None]:
 def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
     """Prints `what_stops`, and makes the next SIGINT, SIGTERM or SIGHUP call `kill`."""
     note(f"{what_stops}; a second Ctrl-C does not wait for them")
-    for number in STOP_SIGNALS:
+    for number in _heard(STOP_SIGNALS):
         signal.signal(number, lambda _number, _frame: kill())
+
+
+def _heard(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Returns the signals without a SIGHUP that `nohup` ignores."""
+    return [
+        number
+        for number in numbers
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 class LabelledLog:
