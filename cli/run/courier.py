@@ -2,6 +2,7 @@
 
 from cli import options
 from workers.courier.main import run_courier
+from workers.endings import end_process
 
 
 def courier(redis_url: options.RedisUrl = None) -> None:
@@ -11,3 +12,4 @@ def courier(redis_url: options.RedisUrl = None) -> None:
     of all processes, and are retried for POC_CALLBACK_RETENTION_SEC.
     """
     run_courier(redis_url)
+    end_process()  # without waiting for threads that wait for Redis or DNS

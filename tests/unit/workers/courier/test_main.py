@@ -1,5 +1,7 @@
-"""The courier's start."""
+"""The courier's start and end."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -62,3 +64,14 @@ def test_health_knows_of_certificates_that_cannot_be_read_until_they_can(
     finally:
         handlers[0]()
         courier.join()
+
+
+def test_a_thread_that_waits_for_a_redis_that_is_away_does_not_delay_its_end() -> None:
+    code = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from cli.run import courier
+courier.run_courier = lambda _: ThreadPoolExecutor().submit(time.sleep, 600)
+courier.courier()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
