@@ -44,10 +44,11 @@ class Places:
         self._is_open = True
 
     def offer(self, due: Due) -> None:
-        """Queues an outbox unless it is queued or being delivered. On the loop's thread only."""
-        if due.outbox_id not in self._under_way:
-            self._waiting.setdefault(due.outbox_id, due)
-            self._start()
+        """Queues an outbox unless it is queued. On the loop's thread only. An outbox that is being
+        delivered is delivered again, because new values may have come after that delivery's end.
+        """
+        self._waiting.setdefault(due.outbox_id, due)
+        self._start()
 
     async def close(self, timeout_s: float) -> None:
         """Starts no more deliveries. Waits `timeout_s` for those in progress, then cancels them."""
@@ -66,6 +67,8 @@ class Places:
         for due in self._under_way.values():
             used.update({key: n for key, n, _ in self._needs(due)})
         for due in list(self._waiting.values()):
+            if due.outbox_id in self._under_way:
+                continue
             needs = self._needs(due)
             if all(not used[key] or used[key] + n <= most for key, n, most in needs):
                 used.update({key: n for key, n, _ in needs})
