@@ -152,10 +152,12 @@ class Inviting:
         """
         self._users.check()
         hosts = self._invitations.hosts().values()
-        for stray in self._users.names() - {host.user for host in hosts}:
-            self._users.remove(stray)
         for host in hosts:
             self._users.make(host)
+        # Hosts are read again, after the users: others may be invited or revoked meanwhile.
+        users = self._users.names()
+        for stray in users - {host.user for host in self._invitations.hosts().values()}:
+            self._users.remove(stray)
         return len(hosts), self._forgets()
 
     def _forgets(self) -> str:

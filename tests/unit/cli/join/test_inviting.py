@@ -1,12 +1,18 @@
-"""Which addresses of Redis another host may be given."""
+"""Which addresses of Redis another host may be given, and what two commands at a time do."""
 
+from collections.abc import Callable
+
+import fakeredis
 import pytest
 from typer.testing import CliRunner
 
-from cli.join.inviting import address_for_hosts
+from cli.join import inviting
+from cli.join.inviting import Inviting, address_for_hosts
 from cli.join.users import worker_rights
 from cli.main import app
 from cli.terminal import UsageError
+from poc_core.joining.invitations import HostUser
+from poc_core.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -61,3 +67,49 @@ def test_redis_on_loopback_is_no_address_for_others() -> None:
     done = CliRunner().invoke(app, ["hosts", "invite", "gpu2"])  # POC_REDIS_URL's default
     assert done.exit_code == 2
     assert done.stderr.startswith("error: 127.0.0.1 is this machine alone")
+
+
+class Users:
+    """The hosts' users in a Redis; fakeredis has none."""
+
+    def __init__(self, _: object) -> None:
+        self.found: set[str] = set()
+        self.before_names: Callable[[], object] = lambda: None
+        self.before_make: Callable[[], object] = lambda: None
+
+    def check(self) -> None: ...
+
+    def save(self) -> bool:
+        return True
+
+    def make(self, host: HostUser) -> None:
+        before, self.before_make = self.before_make, lambda: None
+        before()
+        self.found.add(host.user)
+
+    def remove(self, user: str) -> None:
+        self.found.discard(user)
+
+    def names(self) -> set[str]:
+        before, self.before_names = self.before_names, lambda: None
+        before()
+        return set(self.found)
+
+
+def test_users_are_restored_as_hosts_are_after_another_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inviting, "HostUsers", Users)
+    hosts = Inviting(fakeredis.FakeRedis(), Settings())
+    users: Users = hosts._users  # type: ignore[assignment]
+
+    def invite(name: str) -> None:
+        hosts.invite(name, "redis://10.0.0.1:6379/0", None, 3600, {})
+
+    invite("gpu1")
+    invite("gpu2")
+    users.found = {"host-stray"}
+    users.before_make = lambda: hosts.revoke("gpu2")
+    users.before_names = lambda: invite("gpu3")
+    hosts.restore()
+    assert users.found == {"host-gpu1", "host-gpu3"}
