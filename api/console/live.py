@@ -73,7 +73,11 @@ class Live:
         """Reads all sections repeatedly, until the last page has left."""
         try:
             while not self._deserted.is_set():
-                self._update(await to_thread.run_sync(_read, read))
+                try:
+                    found = await to_thread.run_sync(lambda: _texts(read()))
+                except Exception as error:  # a bug, or no thread can be started
+                    found = _problem(error)
+                self._update(found)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._pause_s):
                         await self._deserted.wait()
@@ -89,15 +93,12 @@ class Live:
         news.set()
 
 
-def _read(read: Read) -> dict[str, str]:
-    """Returns the JSON of all sections, by name; after an exception, of a section `problem`."""
-    try:
-        return _texts(read())
-    except Exception as error:  # a bug: the pages show it, and the next reading may work
-        log.exception("the console's reading failed")
-        why = type(error).__name__
-        problem = f"The API could not read the node's state ({why}); its log has the reason."
-        return _texts({"problem": problem})
+def _problem(error: Exception) -> dict[str, str]:
+    """Returns a section `problem`: pages show it, and the next reading may work."""
+    log.error("the console's reading failed", exc_info=error)
+    why = type(error).__name__
+    problem = f"The API could not read the node's state ({why}); its log has the reason."
+    return _texts({"problem": problem})
 
 
 def _texts(sections: Sections) -> dict[str, str]:

@@ -56,7 +56,10 @@ async def _read_in_turns(turn: _Turn) -> None:
 
 
 async def _read(asked: list[tuple[Callable[[], Any], asyncio.Future[_Outcome]]]) -> None:
-    outcomes = await to_thread.run_sync(lambda: [_outcome(read) for read, _ in asked])
+    try:
+        outcomes = await to_thread.run_sync(lambda: [_outcome(read) for read, _ in asked])
+    except Exception as error:  # no thread can be started
+        outcomes = [(None, error)] * len(asked)
     for (_, answer), outcome in zip(asked, outcomes, strict=True):
         answer.set_result(outcome)
 

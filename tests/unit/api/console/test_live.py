@@ -126,6 +126,20 @@ async def test_a_page_that_comes_while_the_reader_ends_keeps_it(node: Node) -> N
     await second.aclose()
 
 
+async def test_a_reading_that_gets_no_thread_is_told_and_the_next_goes_on(
+    live: Live, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_thread(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stream = live.follow(node.begin)
+    with monkeypatch.context() as patch:
+        patch.setattr("anyio.to_thread.run_sync", no_thread)
+        assert "RuntimeError" in str((await next_of(stream))["problem"])
+    assert await next_of(stream) == node.sections
+    await stream.aclose()
+
+
 async def test_a_slow_page_misses_readings_and_no_change(live: Live, node: Node) -> None:
     stream = live.follow(node.begin)
     await next_of(stream)

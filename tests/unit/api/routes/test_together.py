@@ -87,3 +87,18 @@ async def test_a_client_that_leaves_takes_nobody_with_it() -> None:
 def test_it_serves_one_event_loop_after_the_other() -> None:
     together = Together()
     assert [asyncio.run(together.get("key", lambda: 5)) for _ in range(2)] == [5, 5]
+
+
+async def test_a_reading_that_gets_no_thread_fails_and_the_next_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together, value = Together(), Value()
+    with monkeypatch.context() as patch:
+        patch.setattr("anyio.to_thread.run_sync", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await asyncio.wait_for(together.get("key", value.read), 30)
+    assert await together.get("key", value.read) == 0
+
+
+async def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
