@@ -297,8 +297,9 @@ def test_the_worker_command_carries_every_option() -> None:
 
 
 UP = """
-    import sys
+    import signal, sys
     from pathlib import Path
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup started the tests
     sys.path[:0] = [{repository!r}, {tests!r}]
     import cli.supervise.stack, test_cli_stack
     test_cli_stack.FakeStack.folder = Path({folder!r})

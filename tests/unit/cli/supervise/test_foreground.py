@@ -19,6 +19,7 @@ def handlers() -> Iterator[None]:
 
 
 def test_a_hangup_stops_a_command_unless_it_was_started_by_nohup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with pytest.raises(KeyboardInterrupt), interrupted_by(*STOP_SIGNALS):
         os.kill(os.getpid(), signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
