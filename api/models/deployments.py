@@ -105,7 +105,11 @@ class Deploying:
         while True:
             status = await to_thread.run_sync(self._deployments.status)
             superseded = status.record is not None and status.record.generation > generation
-            if status.is_gone or superseded:
+            if superseded:
+                return Done()
+            if status.is_gone:
+                # Workers were ready until now, so other clients' requests may have added work.
+                await to_thread.run_sync(self._end_work)
                 return Done()
             if time.monotonic() > deadline:
                 raise HTTPException(

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from api.models import deployments
 from poc_core.records import RoundState
 from poc_core.serving.deployments import HostState
+from poc_core.state.deployments import DeploymentStore
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
@@ -48,6 +49,40 @@ def test_stop_ends_round_and_jobs_and_answers_when_the_engines_are_gone(
     assert (answer.result(60).status_code, answer.result().json()) == (200, {"status": "OK"})
     assert client.post(f"/api/v1/{path}").status_code == 200  # idempotent
     assert up_status(client)["status"] == "idle"
+
+
+@pytest.mark.parametrize("comes", ["while the work ends", "while the engines end"])
+def test_stop_ends_also_work_that_others_request_meanwhile(
+    client: TestClient,
+    host: Host,
+    serve: Serve,
+    rounds: RoundStore,
+    jobs: JobStore,
+    aside: Callable[..., Future[httpx.Response]],
+    monkeypatch: pytest.MonkeyPatch,
+    comes: str,
+) -> None:
+    def requests() -> list[int]:
+        asked = (("generate", body()), ("init/generate", round_body()))
+        return [client.post(f"/api/v1/pow/{path}", json=sent).status_code for path, sent in asked]
+
+    def then_requests(store: DeploymentStore, keeps: bool) -> int:
+        assert requests() == [200, 200]
+        return withdraw(store, keeps)
+
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.SERVING)
+    serve("w1")
+    withdraw = DeploymentStore.withdraw
+    if comes == "while the work ends":
+        monkeypatch.setattr(DeploymentStore, "withdraw", then_requests)
+    answer = aside(client.post, "/api/v1/stop")
+    wait_generation(host.store, 2)
+    if comes == "while the engines end":
+        assert requests() == [200, 200]
+    host.says(HostState.IDLE)
+    assert answer.result(60).status_code == 200
+    assert (known(rounds.current()).state, jobs.active_jobs(MODEL)) == (RoundState.STOPPED, [])
 
 
 def test_stop_of_a_load_answers_at_once_and_the_very_same_up_goes_on(
