@@ -165,11 +165,13 @@ class JobStore(Store):
         """
         n_cancelled = 0
         for model in self._models():
-            n_seen, n_here, n_stay = _CHUNK, 0, 0
-            while n_seen == _CHUNK:
-                args: list[float] = [n_stay, _CHUNK, self._clock(), self._ended_ttl_s]
-                n_seen, n, stay = self._cancel([keys.active(model)], args)
-                n_here, n_stay = n_here + n, n_stay + stay
+            rank, n_here = self._redis.zcard(keys.active(model)), 0
+            # The newest first, because a job that ends meanwhile lowers the ranks of newer jobs.
+            while rank > 0:
+                first = max(0, rank - _CHUNK)
+                args: list[float] = [first, rank - first, self._clock(), self._ended_ttl_s]
+                n_here += self._cancel([keys.active(model)], args)
+                rank = first
             if n_here:
                 self._redis.unlink(queues.messages(queues.model_queue(model)))
             n_cancelled += n_here

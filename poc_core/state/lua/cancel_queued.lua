@@ -1,15 +1,15 @@
--- Looks at some of a model's jobs, the oldest first. Cancels those that have not started and whose client does not
--- wait for the answer.
+-- Looks at some of a model's jobs. Cancels those that have not started and whose client does not wait for
+-- the answer.
 --
 -- KEYS: 1 active     the index: zset job id -> creation time
 -- ARGV: 1 first      rank in the index of the first job to look at
 --       2 most       most jobs to look at
 --       3 now        seconds since the epoch
 --       4 ttl        seconds a cancelled job is kept
--- Returns {jobs looked at, jobs cancelled, jobs that stay in the index}.
+-- Returns the number of cancelled jobs.
 local active = KEYS[1]
 local first, most, now, ttl = unpack(ARGV)
-local n_cancelled, n_stay = 0, 0
+local n_cancelled = 0
 
 -- Cancels a job if possible. Returns true if the job must stay in the index.
 local function look(id)
@@ -31,10 +31,8 @@ for _, id in ipairs(ids) do
   if not is_read and is_full(stays) then -- Redis is full: a job that cannot be cancelled now must not be forgotten
     return redis.error_reply("OOM command not allowed when used memory > 'maxmemory'")
   end
-  if is_read and stays then
-    n_stay = n_stay + 1
-  else
+  if not (is_read and stays) then
     redis.call('ZREM', active, id) -- also a job that expired, or has an unreadable record
   end
 end
-return {#ids, n_cancelled, n_stay}
+return n_cancelled

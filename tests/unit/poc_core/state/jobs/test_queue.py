@@ -1,6 +1,7 @@
 """The queue has limits and counts; a stop removes jobs from the queue."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -126,6 +127,29 @@ def test_stop_finds_all_that_are_queued_among_those_that_stay(
     assert (jobs.cancel_queued(), redis.llen(model_queue(MODEL))) == (0, 0)
     redis.rpush(model_queue(MODEL), *waited_for)
     assert (jobs.cancel_queued(), redis.llen(model_queue(MODEL))) == (0, 8)
+
+
+def test_stop_misses_no_queued_job_where_others_end_meanwhile(
+    jobs: JobStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poc_core.state.jobs._CHUNK", 4)
+    cancel: Any = jobs._cancel  # noqa: SLF001
+
+    def then_ends(*args: Any) -> Any:
+        found = cancel(*args)
+        if status(jobs, running) is JobStatus.RUNNING:
+            compute(jobs, running, 1)
+            jobs.finish(running)
+        return found
+
+    running = jobs.create(new_job([0, 1, 2]))
+    for nonce in range(8):
+        clock.now += 1
+        jobs.create(new_job([nonce]))
+    compute(jobs, running, 0)
+    monkeypatch.setattr(jobs, "_cancel", then_ends)
+    assert jobs.cancel_queued() == 8
+    assert (status(jobs, running), jobs.active_jobs(MODEL)) == (JobStatus.COMPLETED, [])
 
 
 def test_stop_ends_also_beside_a_record_that_cannot_be_read(jobs: JobStore, redis: Redis) -> None:
