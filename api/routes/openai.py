@@ -240,11 +240,12 @@ def _nobody(model: str | None, models: list[str], services: Services) -> Respons
 
     After a 503 the network tries another node; for a 404 it convicts the executor.
     """
+    # In this order, because a model that becomes ready meanwhile is starting first, then known.
     if (
         not models
-        or model in services.workers.known_models()
-        or services.deployments.status().state is DeploymentState.STARTING
         or any(worker.state == "starting" for worker in services.workers.live())
+        or services.deployments.status().state is DeploymentState.STARTING
+        or model in services.workers.known_models()
     ):
         who = f"the model {model[:_MOST_NAME_CHARS]}" if model else "a model"
         return openai_error(503, f"No worker serves chat for {who} right now; try again later.")

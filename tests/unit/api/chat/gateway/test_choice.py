@@ -10,7 +10,9 @@ import pytest
 from api.chat.chat_workers import ChatWorkers
 from api.chat.gateway import Gateway
 from api.routes.services import Services
+from poc_core.records import ModelInfo
 from poc_core.serving.deployments import Deployment
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.gateway import (
     ANSWER,
     CHAT,
@@ -144,6 +146,20 @@ class TestChoice:
     def test_so_it_is_while_its_deployment_starts(self, node: Node) -> None:
         node.start("w1", answers)
         node.services.deployments.deploy_first(Deployment(model="another"), "host")
+        assert node.chat("another").status_code == 503
+
+    def test_a_model_that_becomes_ready_at_that_moment_is_503(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def then_ready(registry: WorkerRegistry) -> dict[str, ModelInfo]:
+            found = known(registry)
+            registry.heartbeat(worker_record("w2", "another"))
+            return found
+
+        node.start("w1", answers)
+        known = WorkerRegistry.known_models
+        monkeypatch.setattr(WorkerRegistry, "known_models", then_ready)
+        node.services.workers.heartbeat(worker_record("w2", "another", state="starting"))
         assert node.chat("another").status_code == 503
 
     @pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/embed"])
