@@ -380,7 +380,8 @@ class JobStore(Store):
                 texts = ((name, json.dumps(value)) for name, value in values.items())
                 while chunk := dict(islice(texts, _UPLOAD_CHUNK)):
                     pipe.hset(key + suffix, mapping=chunk)
-                pipe.expire(key + suffix, _STAGING_TTL_S)
+                    # Again after each command, because the upload can break off after any of them.
+                    pipe.expire(key + suffix, _STAGING_TTL_S)
             pipe.execute()
 
     def _end_job(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.client import Pipeline
 
 from poc_core.errors import AnswerTooLargeError, QueueFullError
 from poc_core.queues import model_queue
@@ -17,6 +18,25 @@ from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, new_job
 from tests.harness.stored_jobs import compute, status
 
 pytestmark = pytest.mark.usefixtures("a_worker")
+
+
+def test_an_upload_that_breaks_off_expires(
+    jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks_off(pipe: Pipeline) -> None:
+        del pipe.command_stack[3:]
+        execute(pipe)
+        raise ConnectionError
+
+    monkeypatch.setattr("poc_core.state.jobs._UPLOAD_CHUNK", 2)
+    before = set(redis.scan_iter("*"))
+    with monkeypatch.context() as patch:
+        execute = Pipeline.execute
+        patch.setattr(Pipeline, "execute", breaks_off)
+        with pytest.raises(ConnectionError):
+            jobs.create(new_job(list(range(12))))
+    (uploaded,) = set(redis.scan_iter("*")) - before
+    assert redis.ttl(uploaded) > 0
 
 
 @pytest.mark.parametrize("is_a_race", [False, True])
