@@ -13,8 +13,9 @@
 -- Returns 'ok', 'running' if the same download is active, or 'full' if all slots are taken.
 local downloads, wanted, slots = unpack(KEYS)
 local name, task_id, download, most, starts_s, ttl = unpack(ARGV)
-if redis.call('HEXISTS', wanted, name) == 1 then
-  return 'running'
+local known = redis.call('HGET', wanted, name)
+if known then
+  return known == task_id and 'ok' or 'running' -- 'ok': a repeated call, whose first answer was lost
 end
 local is_wanted = {}
 for _, task in ipairs(redis.call('HVALS', wanted)) do

@@ -1,5 +1,7 @@
 """Downloads of models in Redis: who has one, how it ends, and how many there may be."""
 
+from typing import Any
+
 import pytest
 from redis import Redis
 
@@ -81,6 +83,15 @@ def test_of_each_model_one_is_wanted(store: DownloadStore) -> None:
     start(store)
     assert store.start(REPO, None, "here") == "running"
     assert isinstance(store.start(REPO, "a" * 40, "here"), Download)
+
+
+def test_one_whose_start_is_repeated_because_redis_answer_was_lost_is_no_second(
+    store: DownloadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once: Any = store._start  # noqa: SLF001
+    monkeypatch.setattr(store, "_start", lambda *args: (once(*args), once(*args))[1])
+    started = start(store)
+    assert store.running() == [started]
 
 
 @pytest.mark.parametrize("raw", ["{", "[]", '{"task_id": 1}', "\udcff"], ids=repr)
