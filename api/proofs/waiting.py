@@ -90,7 +90,8 @@ class InlineJobs:
             if seen != progress:
                 progress, moved_at = seen, time.monotonic()
             elif time.monotonic() - moved_at > self._timeout_s:
-                await to_thread.run_sync(self._jobs.cancel, job_id)
+                if not await to_thread.run_sync(self._jobs.cancel, job_id):
+                    continue  # the job has ended meanwhile
                 raise unavailable(
                     f"No batch was done within {self._timeout_s:g} s"
                     f" (POC_GENERATE_CHUNK_TIMEOUT_SEC), so the job {job_id} was cancelled. Send it"

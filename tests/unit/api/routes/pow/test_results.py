@@ -233,6 +233,18 @@ def test_waiting_in_vain_is_503_and_the_job_is_cancelled(
     assert jobs.active_jobs(MODEL) == []
 
 
+def test_waiting_answers_with_a_result_that_comes_as_the_time_ends(
+    client: TestClient, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_late(store: JobStore, job_id: str) -> bool:
+        compute(jobs, job_id, 0)
+        return cancel(store, job_id)
+
+    cancel = JobStore.cancel
+    monkeypatch.setattr(JobStore, "cancel", too_late)
+    assert client.post(GENERATE, json=body(wait=True)).json()["status"] == "completed"
+
+
 @pytest.mark.parametrize(
     ("end", "status", "told"),
     [
