@@ -51,6 +51,10 @@ class Deploying:
             wanted = read_deployment(body.model, body.dtype, body.additional_args, trusted)
             for told in wanted.left_out:
                 log.warning("deployment of %s: left out %s", body.model, told)
+            status = self._deployments.status()
+            if status.hosts and status.state in (DeploymentState.IDLE, DeploymentState.FAILED):
+                # Already here: if Redis is lost after `deploy`, a repeated request is refused.
+                self._end_work()
             generation = self._deployments.deploy(wanted)
         except errors.ArgumentsError as error:
             field = ("additional_args",)

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from redis import Redis
+from redis import ConnectionError, Redis
 
 from api.models import deployments
 from poc_core.records import RoundState
@@ -218,3 +218,24 @@ def test_up_ends_a_round_whose_model_has_failed(
     client.post("/api/v1/inference/up/async", json=UP)
     current = known(rounds.current())
     assert current.state is RoundState.STOPPED
+
+
+def test_up_that_loses_redis_once_it_deployed_leaves_no_round(
+    client: TestClient,
+    host: Host,
+    rounds: RoundStore,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(store: RoundStore, *args: Any) -> RoundState | None:
+        if host.store.read() is not None:
+            raise ConnectionError
+        return switch(store, *args)
+
+    serve("w1")
+    client.post("/api/v1/inference/pow/init/generate", json=round_body())
+    switch = RoundStore.switch
+    monkeypatch.setattr(RoundStore, "switch", lost)
+    assert client.post("/api/v1/inference/up/async", json=UP).status_code == 503
+    assert client.post("/api/v1/inference/up/async", json=UP).status_code == 409
+    assert known(rounds.current()).state is RoundState.STOPPED
