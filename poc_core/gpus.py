@@ -68,23 +68,23 @@ class GpuWatch:
         self._host = host
         self._clock = clock
         self._read_at = float("-inf")
-        self._found = MachineGpus()
+        self.latest = MachineGpus()  # as last read; reading them can hang with the driver
         self._failed = False
 
     def now(self) -> MachineGpus:
         """Returns the GPUs as read at most _FRESH_S seconds ago; no GPUs if the driver fails."""
         if self._clock() - self._read_at > _FRESH_S:
             try:
-                self._found = read(self._host)
+                self.latest = read(self._host)
             except Exception as error:
-                self._found = MachineGpus()
+                self.latest = MachineGpus()
                 if not self._failed:
                     logger.warning("NVML fails, so the GPUs are not reported: %r", error)
                 self._failed = True
             else:
                 self._failed = False
             self._read_at = self._clock()
-        return self._found
+        return self.latest
 
 
 def read(host: str) -> MachineGpus:

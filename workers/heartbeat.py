@@ -44,6 +44,9 @@ class Heartbeat:
         self._told_draining = self._told_chat = False
         self._hung = threading.Event()
         self._beats = Periodic("heartbeat", interval_s, self._beat)
+        # A thread of its own: a GPU driver that hangs must not delay the heartbeat, which reports
+        # that the engine hangs too.
+        self._sensors = Periodic("sensors", interval_s, self._gpus.now)
         self._pulse = Periodic("pulse", min(records.PULSE_S, interval_s), self._live_on)
 
     @property
@@ -52,6 +55,8 @@ class Heartbeat:
 
     def start(self) -> None:
         self.beat()
+        self._sensors.start()
+        self._sensors.soon()
         self._beats.start()
         self._pulse.start()
 
@@ -82,6 +87,7 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Stops the heartbeats, and removes the worker from the registry immediately."""
+        self._sensors.stop(0)
         self._pulse.stop(self._interval_s)
         self._beats.stop(self._interval_s)
         try:
@@ -96,8 +102,8 @@ class Heartbeat:
         self._beats.once()
 
     def _live_on(self) -> None:
-        """Extends the expiry of the worker's record. Reads no GPU sensors, which can hang. Triggers
-        a heartbeat if the record is missing, the worker began to drain, or its last chat ended.
+        """Extends the expiry of the worker's record. Triggers a heartbeat if the record is missing,
+        the worker began to drain, or its last chat ended.
         """
         newly_draining = self._draining.is_set() and not self._told_draining
         chats = self._served and self._served[0].chat_stats().get("chat_active")
@@ -106,7 +112,7 @@ class Heartbeat:
             self._beats.soon()
 
     def _beat(self) -> None:
-        now: dict[str, Any] = {"gpus": self._gpus.now().model_dump()}
+        now: dict[str, Any] = {"gpus": self._gpus.latest.model_dump()}
         if self._served is not None:
             proofs, port = self._served
             engine = proofs.engine

@@ -3,13 +3,14 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from poc_core.gpus import MachineGpus
+from poc_core.gpus import Gpu, MachineGpus
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.work import HeldLeases
@@ -99,18 +100,18 @@ def test_ready_is_not_lost_in_a_heartbeat_under_way(
     start: Start, workers: WorkerRegistry, proofs: Proofs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heartbeat = start(NEVER)
-    asks_gpus, answered = threading.Event(), threading.Event()
+    stores, answered, store = threading.Event(), threading.Event(), workers.heartbeat
 
-    def slow_at_first(_: object) -> MachineGpus:
-        if not asks_gpus.is_set():
-            asks_gpus.set()
+    def slow_at_first(*told: Any) -> None:
+        if not stores.is_set():
+            stores.set()
             answered.wait(60)
-        return MachineGpus()
+        store(*told)
 
-    monkeypatch.setattr("poc_core.gpus.GpuWatch.now", slow_at_first)
+    monkeypatch.setattr(workers, "heartbeat", slow_at_first)
     under_way = threading.Thread(target=heartbeat.beat)
     under_way.start()
-    assert asks_gpus.wait(60)
+    assert stores.wait(60)
     ready = threading.Thread(target=heartbeat.ready, args=(proofs, 5005))
     ready.start()
     ready.join(0.5)  # where it waits for the one under way, it goes on in a moment
@@ -200,22 +201,58 @@ def test_between_two_beats_a_worker_gives_signs_of_life_and_comes_back_where_it_
     wait_until(lambda: workers.is_alive("w1"), "a beat in place of the sign")
 
 
-def test_signs_of_life_do_not_wait_for_a_beat_whose_sensors_hang_also_while_the_worker_drains(
-    start: Start, redis: Redis, workers: WorkerRegistry, monkeypatch: pytest.MonkeyPatch
+def test_the_gpus_are_told_as_soon_as_they_are_read(
+    start: Start, workers: WorkerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heartbeat = start(NEVER)
+    found = MachineGpus(devices=[Gpu(index=0, name="H100")])
+    monkeypatch.setattr("poc_core.gpus.read", lambda _host: found)
+    start(SOON)
+    wait_until(lambda: told(workers).gpus == found.model_dump(), "a beat with the GPUs")
+
+
+def test_beats_do_not_wait_for_sensors_that_hang_also_while_the_engine_hangs(
+    start: Start, workers: WorkerRegistry, proofs: Proofs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asks_gpus, answered = threading.Event(), threading.Event()
 
     def hangs(_: object) -> MachineGpus:
         asks_gpus.set()
-        answered.wait(60)
+        answered.wait()
         return MachineGpus()
 
-    monkeypatch.setattr("poc_core.gpus.GpuWatch.now", hangs)
+    monkeypatch.setattr("poc_core.gpus.read", hangs)
+
+    def live() -> None:
+        heartbeat = start(NEVER)
+        assert asks_gpus.wait(60)
+        heartbeat.ready(proofs, 5005)
+        heartbeat.hung()
+
+    with ThreadPoolExecutor(1) as pool:
+        lived = pool.submit(live)
+        try:
+            lived.result(60)
+            assert told(workers).state == "hung"
+        finally:
+            answered.set()
+
+
+def test_signs_of_life_do_not_wait_for_a_beat_that_hangs_also_while_the_worker_drains(
+    start: Start, redis: Redis, workers: WorkerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heartbeat = start(NEVER)
+    stores, answered, store = threading.Event(), threading.Event(), workers.heartbeat
+
+    def hangs(*told: Any) -> None:
+        stores.set()
+        answered.wait(60)
+        store(*told)
+
+    monkeypatch.setattr(workers, "heartbeat", hangs)
     under_way = threading.Thread(target=heartbeat.beat)
     under_way.start()
     try:
-        assert asks_gpus.wait(60)
+        assert stores.wait(60)
         heartbeat.drain()
         for _ in range(3):
             redis.persist("poc:worker:w1")
@@ -223,4 +260,4 @@ def test_signs_of_life_do_not_wait_for_a_beat_whose_sensors_hang_also_while_the_
     finally:
         answered.set()
         under_way.join(60)
-    wait_until(lambda: told(workers).state == "draining", "a beat once the sensors answer")
+    wait_until(lambda: told(workers).state == "draining", "a beat once the one under way has ended")
