@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -48,7 +48,9 @@ def show_error(error: errors.ProoflineError) -> None:
 
 
 def note(message: str) -> None:
-    typer.echo(message, file=_people, err=True)
+    """Prints a message. A message that cannot be written is lost, and the command continues."""
+    with suppress(OSError):
+        typer.echo(message, file=_people, err=True)
 
 
 def stderr_console() -> "Console":

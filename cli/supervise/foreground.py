@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -63,7 +63,9 @@ def _heard(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
 
 
 class LabelledLog:
-    """A log function that writes each line to stderr, labelled with its process's name."""
+    """A log function that writes each line to stderr, labelled with its process's name. A line that
+    cannot be written is lost.
+    """
 
     def __init__(self, where: str | None = None) -> None:
         """`where`: a sentence for the operator that says why the logs are on stderr."""
@@ -73,7 +75,7 @@ class LabelledLog:
         self._stderr = sys.stderr
 
     def __call__(self, name: str, line: str) -> None:
-        with self._lock:
+        with self._lock, suppress(OSError):
             label = f"{name:<8} |"
             if self._stderr.isatty():
                 color = self._colors.setdefault(name, COLORS[len(self._colors) % len(COLORS)])

@@ -1,12 +1,32 @@
-"""Signals for commands that supervise child processes in the foreground."""
+"""Signals and logs for commands that supervise child processes in the foreground."""
 
+import errno
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
 
 import pytest
 
-from cli.supervise.foreground import STOP_SIGNALS, hurry_on_signals, interrupted_by
+from cli.supervise import processes
+from cli.supervise.foreground import (
+    STOP_SIGNALS,
+    LabelledLog,
+    hurry_on_signals,
+    interrupted_by,
+)
+from cli.supervise.processes import Child, ChildSpec
+from cli.terminal import note, people_at
+from tests.harness.waiting import wait_until
+
+
+class Full(StringIO):
+    """A file on a full disk."""
+
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +54,26 @@ def test_a_hangup_hurries_a_stop_unless_the_command_was_started_by_nohup(by_nohu
     hurry_on_signals(lambda: kills.append(None), "it stops")
     os.kill(os.getpid(), signal.SIGHUP)
     assert len(kills) == (not by_nohup)
+
+
+def test_a_stop_is_hurried_even_if_the_terminal_is_gone() -> None:
+    kills: list[None] = []
+    with people_at(Full()):
+        hurry_on_signals(lambda: kills.append(None), "it stops")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert len(kills) == 1
+
+
+def test_a_child_logs_on_and_is_restarted_while_nothing_can_be_written_to_stderr(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "FIRST_BACKOFF_S", 0.01)
+    code = "print('first', flush=True); print('last', flush=True); raise SystemExit(7)"
+    spec = ChildSpec("api", [sys.executable, "-S", "-c", code], max_fast_crashes=1)
+    with redirect_stderr(Full()) as full, people_at(full):
+        child = Child(spec, LabelledLog(), note)
+        child.start()
+        wait_until(lambda: child.gave_up is not None, "giving up")
+        child.stop()
+    assert child.gave_up == "api ended (exit code 7); not restarted: 2 times in a row"
+    assert child.tail == ["first", "last"] * 2
