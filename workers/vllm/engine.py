@@ -4,6 +4,7 @@ all of vLLM's ranks with `collective_rpc`.
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import os
 import socket
@@ -330,18 +331,24 @@ class VllmEngine(base.Engine):
         if self._closed:
             return
         self._closed = True
-        if self._hosts is not None:
-            self._hosts.close()
         llm = self.__dict__.pop("_llm", None)
-        if self._chat is not None:
-            self._await(self._chat.fair.close(), _SHUTDOWN_TIMEOUT_S)
-        if llm is not None:
-            self._await(launch.shut_down(llm), _SHUTDOWN_TIMEOUT_S)
+        # Runs the steps from the last to the first. A step that fails skips no other step.
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._sockets.remove)
+            steps.callback(self._stop_loop)
+            if llm is not None:
+                steps.callback(lambda: self._await(launch.shut_down(llm), _SHUTDOWN_TIMEOUT_S))
+            if self._chat is not None:
+                fair = self._chat.fair
+                steps.callback(lambda: self._await(fair.close(), _SHUTDOWN_TIMEOUT_S))
+            if self._hosts is not None:
+                steps.callback(self._hosts.close)
+
+    def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_SHUTDOWN_TIMEOUT_S)
         if not self._thread.is_alive():
             self._loop.close()
-        self._sockets.remove()
 
     def _run(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
         return self._rpc("proof_run", (method, *args), timeout_s or self.rpc_timeout_s)

@@ -147,19 +147,23 @@ class Grammars:
         trial.began_at = time.monotonic()
         process.ask(trial.asked)
         reading = asyncio.ensure_future(process.answer())
-        while not reading.done() and not self._is_over(trial):
-            self._came.clear()
-            came = asyncio.ensure_future(self._came.wait())
-            first: set[asyncio.Future[Any]] = {reading, came, trial.answer}
-            await asyncio.wait(
-                first,
-                timeout=self._share_s / 4,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            came.cancel()
-        if not reading.done():
-            process.ask(_END)
-        said = await reading
+        try:
+            while not reading.done() and not self._is_over(trial):
+                self._came.clear()
+                came = asyncio.ensure_future(self._came.wait())
+                first: set[asyncio.Future[Any]] = {reading, came, trial.answer}
+                await asyncio.wait(
+                    first,
+                    timeout=self._share_s / 4,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                came.cancel()
+            if not reading.done():
+                process.ask(_END)
+            said = await reading
+        finally:  # `close` reads the same stream, which allows one reader
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
         took_s = time.monotonic() - trial.began_at
         self._tags.spend(trial.client, took_s)
         if isinstance(said, str):

@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import JsonValue
@@ -15,6 +16,7 @@ from workers.engines.base import EngineLostError, EngineMemoryError, MicroBatch,
 from workers.engines.options import EngineOptions
 from workers.vllm import engine
 from workers.vllm.start import lifeline
+from workers.vllm.start.sockets import Sockets
 
 
 def test_vllms_paths_for_developers_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +109,40 @@ def test_an_engine_lost_under_decode_proofs_says_what_to_try(scheme: str) -> Non
         Lost(1).tick(Tick([MicroBatch(spec, range(1), id=0)]))
     assert str(lost.value).startswith("No answer.")
     assert ("PROOFLINE_GRAPHS=off" in str(lost.value)) == (scheme == "decode")
+
+
+class Served(engine.VllmEngine):
+    """An engine that serves chat, of which only the end is there."""
+
+    def __init__(self, ended: list[str]) -> None:
+        self._ended = ended
+        self._closed, self._hosts = False, None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._llm = SimpleNamespace()
+        self._chat = SimpleNamespace(fair=SimpleNamespace(close=self._fails))
+        self._sockets = cast(Sockets, SimpleNamespace(remove=lambda: ended.append("sockets")))
+
+    async def _fails(self) -> None:
+        self._ended.append("grammars")
+        raise RuntimeError("another coroutine reads")
+
+
+def test_an_end_of_chat_that_fails_skips_no_other_step_of_an_engines_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[str] = []
+
+    async def shut_down(_llm: object) -> None:
+        ended.append("vLLM")
+
+    monkeypatch.setattr(engine.launch, "shut_down", shut_down)
+    served = Served(ended)
+    with pytest.raises(RuntimeError, match="another coroutine"):
+        served.close()
+    assert ended == ["grammars", "vLLM", "sockets"]
+    assert vars(served)["_loop"].is_closed()
 
 
 class Core:

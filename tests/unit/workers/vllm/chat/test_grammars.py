@@ -134,6 +134,13 @@ async def test_with_its_client_a_trial_ends(tried: Tried) -> None:
     await asyncio.wait_for(tried.check("0||b"), 30)  # before it would have taken too long
 
 
+async def test_a_trial_under_way_does_not_keep_grammars_from_closing(tried: Tried) -> None:
+    slow = tried.check("600||a")
+    await tried.has_begun("600||a")
+    await tried.grammars.close()
+    slow.cancel()
+
+
 @pytest.mark.promise("a chat user with slow grammars", "does not delay other users' grammars")
 async def test_one_client_with_many_slow_ones_keeps_no_other_waiting(tried: Tried) -> None:
     greedy = [tried.check(f"600||{number}", "greedy") for number in range(10)]
