@@ -71,8 +71,11 @@ class Both:
         self.waited.append(pause_s)
 
 
+Make = Callable[..., Both]
+
+
 @pytest.fixture(params=["sync", "async"])
-def both(request: pytest.FixtureRequest) -> Callable[..., Both]:
+def both(request: pytest.FixtureRequest) -> Make:
     return lambda handler: Both(request.param, handler)
 
 
@@ -121,9 +124,7 @@ def submitted(body: Any, client: Any) -> Any:
 
 class TestAgainstTheApi:
     @pytest.fixture
-    def node(
-        self, client: TestClient, both: Callable[..., Both], serve: Callable[..., Any]
-    ) -> Both:
+    def node(self, client: TestClient, both: Make, serve: Callable[..., Any]) -> Both:
         def forward(request: httpx.Request) -> httpx.Response:
             serve("w1")  # its heart beats, however long a request takes
             answer = client.request(
@@ -230,18 +231,14 @@ class TestAgainstTheApi:
 
 class TestRetries:
     @pytest.mark.parametrize("status", [429, 503])
-    def test_what_is_asked_for_by_retry_after_is_done(
-        self, both: Callable[..., Both], status: int
-    ) -> None:
+    def test_what_is_asked_for_by_retry_after_is_done(self, both: Make, status: int) -> None:
         handler, seen = answering(refused(status), refused(status), ok(QUEUED))
         node = both(handler)
         assert node.do(lambda client: client.submit(REQUEST)) == ["job-1"]
         assert seen == ["POST /api/v1/pow/generate"] * 3
         assert node.waited == [0.0, 0.0]
 
-    def test_what_would_take_longer_than_patience_is_an_error_at_once(
-        self, both: Callable[..., Both]
-    ) -> None:
+    def test_what_would_take_longer_than_patience_is_an_error_at_once(self, both: Make) -> None:
         handler, _ = answering(refused(503, "5"))
         node = both(handler)
         with pytest.raises(ApiError) as caught:
@@ -256,13 +253,13 @@ class TestRetries:
             httpx.ReadError("gone"),
         ],
     )
-    def test_a_job_is_never_queued_twice(self, both: Callable[..., Both], answer: Any) -> None:
+    def test_a_job_is_never_queued_twice(self, both: Make, answer: Any) -> None:
         handler, seen = answering(answer)
         with pytest.raises(ApiError):
             both(handler).do(lambda client: client.submit(REQUEST))
         assert len(seen) == 1
 
-    def test_a_look_is_repeated_over_a_restart(self, both: Callable[..., Both]) -> None:
+    def test_a_look_is_repeated_over_a_restart(self, both: Make) -> None:
         status = ok(status_answer([MODEL]))
         lost, restarting = httpx.ReadError("gone"), httpx.ConnectError("refused")
         handler, seen = answering(
@@ -272,45 +269,44 @@ class TestRetries:
         assert [look.workers[0].model for look in looks] == [MODEL, MODEL]
         assert len(seen) == 6
 
-    def test_once_a_node_has_answered_a_job_waits_for_its_restart(
-        self, both: Callable[..., Both]
-    ) -> None:
+    def test_once_a_node_has_answered_a_job_waits_for_its_restart(self, both: Make) -> None:
         status, away = ok(status_answer([MODEL])), httpx.ConnectError("refused")
         handler, _ = answering(status, away, ok(QUEUED))
         steps = (lambda client: client.status(), lambda client: client.submit(REQUEST))
         assert both(handler).do(*steps)[1] == "job-1"
 
-    def test_an_address_that_never_answered_is_not_waited_for(
-        self, both: Callable[..., Both]
-    ) -> None:
+    def test_an_address_that_never_answered_is_not_waited_for(self, both: Make) -> None:
         handler, seen = answering(httpx.ConnectError("refused"))
         with pytest.raises(ApiError, match=r"No answer from http://node \(refused\)"):
             both(handler).do(lambda client: client.status())
         assert len(seen) == 1
 
-    def test_a_node_that_starts_is_waited_for_until_it_is_ready(
-        self, both: Callable[..., Both]
-    ) -> None:
+    def test_a_node_that_starts_is_waited_for_until_it_is_ready(self, both: Make) -> None:
         ready = ok({"status": "ready", "models": [MODEL]})
         handler, seen = answering(httpx.ConnectError("refused"), refused(503, "5"), ready)
         assert both(handler).do(lambda client: client.wait_ready(timeout_s=60)) == [[MODEL]]
         assert len(seen) == 3
 
-    def test_a_node_that_does_not_start_is_an_error(self, both: Callable[..., Both]) -> None:
+    def test_a_node_that_does_not_start_is_an_error(self, both: Make) -> None:
         with pytest.raises(ApiError, match="no"):
             both(lambda _: refused(503, "5")).do(lambda client: client.wait_ready(timeout_s=0))
 
 
 class TestWaiting:
-    def test_progress_is_told(self, both: Callable[..., Both]) -> None:
-        running = [{"status": "running", "n_done": done, "n_total": 3} for done in (0, 2)]
-        handler, _ = answering(*map(ok, running), ok({"status": "completed", "artifacts": []}))
+    @staticmethod
+    def progress(both: Make, *answers: dict[str, Any]) -> tuple[object, list[tuple[int, int]]]:
+        """The result of a job that a node answers so about, and the progress until then."""
         told: list[tuple[int, int]] = []
-        (result,) = both(handler).do(
+        (result,) = both(answering(*map(ok, answers))[0]).do(
             lambda c: c.wait("job-1", Document, lambda *progress: told.append(progress))
         )
-        assert result == {"status": "completed", "artifacts": []}
-        assert told == [(0, 3), (2, 3), (3, 3)]
+        return result, told
+
+    def test_progress_is_told(self, both: Make) -> None:
+        running = [{"status": "running", "n_done": done, "n_total": 3} for done in (0, 2)]
+        ended = {"status": "completed", "artifacts": []}
+        told = [(0, 3), (2, 3), (3, 3)]
+        assert self.progress(both, *running, ended) == (ended, told)
 
     @pytest.mark.parametrize(
         "result",
@@ -318,35 +314,20 @@ class TestWaiting:
         ids=["artifacts", "a verdict"],
     )
     def test_of_a_job_that_has_ended_before_the_first_look_too(
-        self, both: Callable[..., Both], result: dict[str, Any]
+        self, both: Make, result: dict[str, Any]
     ) -> None:
-        handler, _ = answering(ok({"status": "completed"} | result))
-        told: list[tuple[int, int]] = []
-        both(handler).do(
-            lambda c: c.wait("job-1", Document, lambda *progress: told.append(progress))
-        )
-        assert told == [(3, 3)]
+        assert self.progress(both, {"status": "completed"} | result)[1] == [(3, 3)]
 
     @pytest.mark.parametrize("odd", [None, "x", [], {}, 1.5])
-    def test_progress_of_another_version_is_left_out(
-        self, both: Callable[..., Both], odd: Any
-    ) -> None:
-        running = ok({"status": "running", "n_done": odd, "n_total": odd})
-        ended = ok({"status": "completed", "n_total": odd, "artifacts": odd})
-        handler, _ = answering(running, ended)
-        told: list[tuple[int, int]] = []
-        both(handler).do(
-            lambda c: c.wait("job-1", Document, lambda *progress: told.append(progress))
-        )
-        assert told == []
+    def test_progress_of_another_version_is_left_out(self, both: Make, odd: Any) -> None:
+        running = {"status": "running", "n_done": odd, "n_total": odd}
+        ended = {"status": "completed", "n_total": odd, "artifacts": odd}
+        assert self.progress(both, running, ended)[1] == []
 
-    def test_a_failed_job_says_why(self, both: Callable[..., Both]) -> None:
+    def test_a_failed_job_says_why(self, both: Make) -> None:
         handler, _ = answering(ok({"status": "failed", "error": "the engine was lost"}))
         with pytest.raises(JobFailedError, match="Job job-1 failed: the engine was lost"):
             both(handler).do(lambda client: client.wait("job-1", ArtifactResult))
-
-
-ODD_LOCS: list[Any] = [None, True, 7, {}]
 
 
 @pytest.mark.parametrize(
@@ -361,20 +342,20 @@ ODD_LOCS: list[Any] = [None, True, 7, {}]
         (httpx.Response(200, text="[" * 100_000), "something that is not Proofline's"),
         *(
             (httpx.Response(400, json={"detail": [{"loc": loc, "msg": "no"}]}), "^no .HTTP 400")
-            for loc in ODD_LOCS
+            for loc in list[Any]((None, True, 7, {}))
         ),
         (httpx.Response(400, json={"error": "why"}), '{"error": ?"why"}'),
         (httpx.Response(400), "The API gives no reason .HTTP 400"),
     ],
 )
 def test_an_answer_that_cannot_be_read_is_an_error(
-    both: Callable[..., Both], answer: httpx.Response, message: str
+    both: Make, answer: httpx.Response, message: str
 ) -> None:
     with pytest.raises(ApiError, match=message):
         both(lambda _: answer).do(lambda client: client.status())
 
 
-def test_a_call_without_a_method_is_sent_all_the_same(both: Callable[..., Both]) -> None:
+def test_a_call_without_a_method_is_sent_all_the_same(both: Make) -> None:
     handler, seen = answering(ok({"status": "OK", "backends": []}))
     call = calls.Call("GET", "/api/v1/inference/pow/status", Document)
     assert both(handler).do(lambda client: client.call(call)) == [{"status": "OK", "backends": []}]
