@@ -33,12 +33,10 @@ def start(engine: FakeEngine) -> Iterator[Start]:
     def begin(
         policy: str | None = None, starvation: Starvation | None = None, max_step_ms: float = 50
     ) -> Proofs:
-        gate = None
-        if policy is not None:
-            gate = ChatGate(
-                parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation()
-            )
-        started.append(Proofs(engine, gate, max_step_ms))
+        gate = policy and ChatGate(
+            parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation()
+        )
+        started.append(Proofs(engine, gate or None, max_step_ms))
         return started[-1]
 
     yield begin
@@ -342,26 +340,15 @@ def test_a_mistake_in_the_worker_is_told_and_does_not_end_the_thread(
     assert proofs.submit(SPEC, [2]).result(60) == values(SPEC, [2])
 
 
-def test_what_no_engine_could_do_is_not_tried_again(start: Start) -> None:
-    proofs = start()
-    assert [proofs.judge(SpecError("no")) for _ in range(5)] == [False] * 5
-
-
 @pytest.mark.usefixtures("exits")
-def test_a_lost_engine_ends_the_process(engine: FakeEngine, start: Start) -> None:
-    with pytest.raises(SystemExit) as ended:
-        start().judge(EngineLostError("The engine does not answer."))
-    assert ended.value.code == ENGINE_LOST_STATUS
-    assert engine.closed
-
-
-@pytest.mark.usefixtures("exits")
-@pytest.mark.parametrize("error", [ProoflineError, EngineMemoryError])
-def test_an_engine_that_fails_three_times_in_a_row_is_replaced(
-    engine: FakeEngine, start: Start, error: type[ProoflineError]
+@pytest.mark.parametrize(
+    ("error", "n_before"), [(EngineLostError, 0), (ProoflineError, 2), (EngineMemoryError, 2)]
+)
+def test_an_engine_that_is_lost_or_fails_three_times_in_a_row_is_replaced(
+    engine: FakeEngine, start: Start, error: type[ProoflineError], n_before: int
 ) -> None:
     proofs = start()
-    assert [proofs.judge(error("CUDA error")) for _ in range(2)] == [True, True]
+    assert [proofs.judge(error("CUDA error")) for _ in range(n_before)] == [True] * n_before
     with pytest.raises(SystemExit) as ended:
         proofs.judge(error("CUDA error"))
     assert ended.value.code == ENGINE_LOST_STATUS
@@ -378,17 +365,11 @@ def test_a_success_in_between_begins_the_count_anew(engine: FakeEngine, start: S
 
 
 @pytest.mark.usefixtures("exits")
-def test_one_failure_counts_once_however_much_it_ended(engine: FakeEngine, start: Start) -> None:
-    proofs = start()
-    error = ProoflineError("CUDA error")
-    assert [proofs.judge(error) for _ in range(5)] == [True] * 5
-
-
-@pytest.mark.usefixtures("exits")
 def test_a_refused_spec_neither_counts_nor_begins_the_count_anew(start: Start) -> None:
     proofs = start()
-    for error in (ProoflineError("1"), SpecError("no"), ProoflineError("2"), SpecError("no")):
-        proofs.judge(error)
+    errors = (ProoflineError("1"), SpecError("no"), ProoflineError("2"), SpecError("no"))
+    # What no engine could compute is not repeated.
+    assert [proofs.judge(error) for error in errors] == [True, False, True, False]
     with pytest.raises(SystemExit):
         proofs.judge(ProoflineError("3"))
 
