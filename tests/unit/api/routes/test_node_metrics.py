@@ -101,16 +101,9 @@ def replicas(client: TestClient) -> set[str]:
     return {labels["replica"] for labels, _ in told_by(client, "vllm:num_requests_running")}
 
 
-def labels_of(client: TestClient) -> Iterator[tuple[str, str, str]]:
-    for family in families(client).values():
-        for sample in family.samples:
-            for name, value in sample.labels.items():
-                yield sample.name, name, value
-
-
-def bare(name: str) -> str:
-    """As the parser names the family of a counter."""
-    return name.removesuffix("_total")
+def labels_of(client: TestClient) -> list[tuple[str, str, str]]:
+    samples = (sample for family in families(client).values() for sample in family.samples)
+    return [(sample.name, *label) for sample in samples for label in sample.labels.items()]
 
 
 def test_a_node_without_engines_tells_its_schema(client: TestClient) -> None:
@@ -131,15 +124,14 @@ def test_of_an_engine_just_the_families_of_the_schema_are_told_with_their_model_
     assert "_created" not in text
     found = families(client)
     for family in ENGINE:
-        shown = found[bare(family.name) if family.kind == "counter" else family.name]
+        # The parser names the families of counters so.
+        shown = found[family.name.removesuffix("_total" if family.kind == "counter" else "")]
         assert shown.type == family.kind
         for sample in shown.samples:
             assert {"model_name": "tiny-qwen3", "replica": "0"}.items() <= sample.labels.items()
             assert "engine" not in sample.labels
-    ended = {
-        labels["finished_reason"]: value
-        for labels, value in told_by(client, "vllm:request_success")
-    }
+    success = told_by(client, "vllm:request_success")
+    ended = {labels["finished_reason"]: value for labels, value in success}
     assert ended.keys() == {"stop", "length", "abort", "error", "repetition"}
     assert ended["length"] == 1
 
@@ -147,8 +139,8 @@ def test_of_an_engine_just_the_families_of_the_schema_are_told_with_their_model_
 def test_engines_that_are_ready_keep_their_number_while_another_is_not(
     client: TestClient, start: Start
 ) -> None:
-    for name in ("a", "b", "c"):
-        start(name, **({"state": "starting"} if name == "b" else {}))
+    for name, state in {"a": "ready", "b": "starting", "c": "ready"}.items():
+        start(name, state=state)
     assert replicas(client) == {"0", "2"}
     ((config, _),) = told_by(client, "mlnode_config_info")
     assert config["replicas"] == "2"
@@ -178,11 +170,8 @@ def test_an_engine_that_hangs_is_shown_as_it_was_last(
 def test_a_worker_that_does_not_know_the_path_is_left_out(
     client: TestClient, start: Start, workers: WorkerRegistry
 ) -> None:
-    def refuses(call: Call) -> None:
-        call.answer(b"{}", "404 Not Found")
-
     start("a")
-    with FakeWorker("b", refuses) as old:
+    with FakeWorker("b", lambda call: call.answer(b"{}", "404 Not Found")) as old:
         workers.heartbeat(replace(old.record, engine="vllm"))
         assert replicas(client) == {"0"}
 
@@ -212,15 +201,14 @@ class TestLabels:
         tell(store, machine(HOSTS_NAME, gpu, memory_used_bytes=5.0))
         record = start(model="/data/models/secret")
         start("b", model="org/name")
-        names = set()
-        for name, label, value in labels_of(client):
-            names.add(name)
+        found = labels_of(client)
+        for name, label, value in found:
             assert HOSTS_NAME not in value
             assert str(record.port) not in value
             assert not re.search(r"\d+\.\d+\.\d+\.\d+|^[/.~]|\\|:", value), (name, label, value)
             assert "/" not in value or (label, value) == ("model_name", "org/name")
-        assert "mlnode_gpu_power_draw_watts" in names
-        models = {value for _, label, value in labels_of(client) if label == "model_name"}
+        assert "mlnode_gpu_power_draw_watts" in {name for name, _, _ in found}
+        models = {value for _, label, value in found if label == "model_name"}
         assert models == {"secret", "org/name"}
 
 
@@ -244,10 +232,8 @@ class TestMachines:
         assert "mlnode_host_memory_used_bytes" not in found
         assert "mlnode_gpu_xid_events" not in found
         read_at = told_by(client, "mlnode_source_scrape_timestamp_seconds")
-        assert {labels["source"]: value for labels, value in read_at} == {
-            "host": 1700000000.5,
-            "nvml": 1700000000.5,
-        }
+        sources = {labels["source"]: value for labels, value in read_at}
+        assert sources == dict.fromkeys(("host", "nvml"), 1700000000.5)
 
     def test_faults_of_a_gpu_are_told_by_their_kind(
         self, client: TestClient, store: DeploymentStore
@@ -345,34 +331,21 @@ def test_the_configuration_is_told_as_far_as_it_is_known(
     store.deploy(Deployment(model="tiny-qwen3", tensor_parallel=2))
     start(info=ModelInfo("tiny-qwen3", 128, 4, 2048, 8192, "bfloat16", max_sequences=608))
     ((config, _),) = told_by(client, "mlnode_config_info")
-    assert config == {
-        "model_name": "tiny-qwen3",
-        "dtype": "bfloat16",
-        "replicas": "1",
-        "max_num_seqs": "608",
-        "max_model_len": "2048",
-        "tensor_parallel_size": "2",
-        "pipeline_parallel_size": "",
-    }
+    model = {"model_name": "tiny-qwen3", "dtype": "bfloat16", "max_model_len": "2048"}
+    engines = {"replicas": "1", "max_num_seqs": "608"}
+    parts = {"tensor_parallel_size": "2", "pipeline_parallel_size": ""}
+    assert config == model | engines | parts
     assert told_by(client, "mlnode_version_info") == [({"version": VERSION}, 1)]
 
 
 def test_64_engines_are_within_what_the_network_reads(
     client: TestClient, start: Start, store: DeploymentStore
 ) -> None:
-    sensors = {
-        family.name.removeprefix("mlnode_gpu_"): 1.5
-        for family in ALL
-        if family.name.startswith("mlnode_gpu_")
-    }
-    hosts = [
-        machine(
-            f"h{host}",
-            *(GpuFigures(uuid=f"{host}-{gpu}", model="X", sensors=sensors) for gpu in range(8)),
-        )
-        for host in range(8)
-    ]
-    tell(store, *hosts)
+    prefix = "mlnode_gpu_"
+    names = [one.name.removeprefix(prefix) for one in ALL if one.name.startswith(prefix)]
+    sensors = dict.fromkeys(names, 1.5)
+    gpus = [GpuFigures(uuid=f"{gpu}", model="X", sensors=sensors) for gpu in range(64)]
+    tell(store, *(machine(f"h{host}", *gpus[8 * host : 8 * host + 8]) for host in range(8)))
     for index in range(64):
         start(f"w{index:02}", model="deepseek-ai/DeepSeek-V4-Flash-0731")
     wait_until(
@@ -380,11 +353,8 @@ def test_64_engines_are_within_what_the_network_reads(
     )
     answer = client.get(PATH)
     found = {family.name: family for family in text_string_to_metric_families(answer.text)}
-    series = [
-        (sample.name, frozenset(sample.labels.items()))
-        for one in found.values()
-        for sample in one.samples
-    ]
+    samples = [sample for one in found.values() for sample in one.samples]
+    series = [(sample.name, frozenset(sample.labels.items())) for sample in samples]
     assert len(set(series)) == len(series) <= MOST_SERIES
     assert len(answer.content) <= MOST_BYTES
     assert replicas(client) == {str(i) for i in range(64)}
