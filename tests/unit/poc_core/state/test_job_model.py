@@ -28,6 +28,7 @@ from tests.harness.samples import (
 )
 
 PICK = st.integers(0, 1000)  # of a list, modulo its length
+FIRST, EITHER = st.integers(0, 2**63 - 10), st.booleans()
 AFTER_LEASE = st.sampled_from(["nothing", "complete", "complete"])
 # An event happens the more often, the more often it is named.
 EVENTS = [
@@ -80,10 +81,8 @@ class Job:
     @property
     def in_line(self) -> list[int]:
         """The batches to lease, in their order."""
-        free = sorted(self.todo - self.leases.keys()) if self.is_active else []
-        return [i for i in free if i in self.came_back] + [
-            i for i in free if i not in self.came_back
-        ]
+        free = self.todo - self.leases.keys() if self.is_active else set()
+        return sorted(free, key=lambda index: (index not in self.came_back, index))
 
     def end_lease(self, index: int) -> None:
         del self.leases[index]
@@ -97,19 +96,10 @@ class Job:
         return not self.is_active
 
 
-@dataclass
-class InHand:
-    """What a worker was granted, however long ago."""
-
-    worker: str
-    lease: Lease
-
-
 def values_of(lease: Lease) -> list[str | None]:
     """Every fifth nonce is excluded."""
-    return [
-        None if nonce % 5 == 4 else f"{lease.spec.block_hash}:{nonce}" for nonce in lease.nonces
-    ]
+    name = lease.spec.block_hash
+    return [None if nonce % 5 == 4 else f"{name}:{nonce}" for nonce in lease.nonces]
 
 
 class JobMachine(RuleBasedStateMachine):
@@ -120,7 +110,7 @@ class JobMachine(RuleBasedStateMachine):
         self.store = JobStore(self.redis, self.settings, self.clock)
         self.registry = WorkerRegistry(self.redis, self.settings, self.clock)
         self.jobs: dict[str, Job] = {}
-        self.in_hand: list[InHand] = []
+        self.in_hand: list[tuple[str, Lease]] = []  # workers and what they were granted, ever
         self.alive: dict[str, Worker] = {}
         self.stores: dict[str, WorkStore] = {}  # also of the dead
         self.n_workers = 0
@@ -133,19 +123,13 @@ class JobMachine(RuleBasedStateMachine):
 
     # Clients.
 
-    @precondition(lambda self: len(self.active_ids()) < 3)  # few, so that much happens to each
+    @precondition(lambda self: len(self.active()) < 3)  # few, so that much happens to each
     @rule(
-        n=st.integers(1, 7),
-        batch_size=st.integers(1, 3),
-        first=st.integers(0, 2**63 - 10),
-        spec=st.booleans(),
-        inline=st.booleans(),
+        n=st.integers(1, 7), batch_size=st.integers(1, 3), first=FIRST, spec=EITHER, inline=EITHER
     )
     def create(self, n: int, batch_size: int, first: int, spec: bool, inline: bool) -> None:
-        nonces = list(range(first, first + n))
-        new = NewJob(
-            MODEL, SPEC if spec else OTHER_SPEC, REQUEST, nonces, batch_size, inline=inline
-        )
+        nonces, proof = list(range(first, first + n)), SPEC if spec else OTHER_SPEC
+        new = NewJob(MODEL, proof, REQUEST, nonces, batch_size, inline=inline)
         at = self.clock.now + 0.1 * n
         self.jobs[self.store.create(new)] = Job(new, at, todo=set(range(new.n_batches)))
         self.clock.now += 0.001  # so that the order of jobs is known
@@ -199,11 +183,8 @@ class JobMachine(RuleBasedStateMachine):
             job.status = JobStatus.FAILED if fails else JobStatus.CANCELLED
 
     def cancel_queued(self) -> None:
-        queued = [
-            job
-            for job in self.jobs.values()
-            if job.status is JobStatus.QUEUED and not job.new.inline
-        ]
+        waiting = [job for job in self.jobs.values() if job.status is JobStatus.QUEUED]
+        queued = [job for job in waiting if not job.new.inline]
         assert self.store.cancel_queued() == len(queued)
         for job in queued:
             job.status = JobStatus.CANCELLED
@@ -238,46 +219,41 @@ class JobMachine(RuleBasedStateMachine):
         for lease in granted:
             assert lease.nonces == self.jobs[lease.owner_id].new.batch(lease.place)
             asks.held[lease.number] = asks.held.get(lease.number, 0) + 1
-        self.in_hand += [InHand(worker_id, lease) for lease in (first, *granted)]
+        self.in_hand += [(worker_id, lease) for lease in (first, *granted)]
         if then == "complete":
-            self.complete(self.in_hand.index(InHand(worker_id, first)), keeps=True)
+            self.complete(self.in_hand.index((worker_id, first)), keeps=True)
 
     @precondition(lambda self: self.in_hand)
     @rule(pick=PICK, keeps=st.booleans())
     def complete(self, pick: int, keeps: bool) -> None:
         """Also by a worker that was taken for dead, that died since, or that does it twice."""
-        held = self.hand(pick, keeps)
-        lease = held.lease
+        worker, lease = self.hand(pick, keeps)
         job = self.jobs[lease.owner_id]
         if job.is_active and lease.place in job.todo:
             job.todo.discard(lease.place)
             job.leases.pop(lease.place, None)
             job.lost.pop(lease.place, None)
-        is_last = self.stores[held.worker].complete(lease, values_of(lease))
+        is_last = self.stores[worker].complete(lease, values_of(lease))
         assert is_last == (job.is_active and not job.todo)
 
     @precondition(lambda self: self.in_hand)
     @rule(pick=PICK, keeps=st.booleans(), lost_engine=st.booleans())
     def release(self, pick: int, keeps: bool, lost_engine: bool) -> None:
-        held = self.hand(pick, keeps)
-        job, index = self.jobs[held.lease.owner_id], held.lease.place
-        expected = job.is_active and index in job.leases and job.leases[index].worker == held.worker
+        worker, lease = self.hand(pick, keeps)
+        job, index = self.jobs[lease.owner_id], lease.place
+        expected = job.is_active and index in job.leases and job.leases[index].worker == worker
         if expected:
             job.end_lease(index)
-            expected = not (lost_engine and job.lose(index, held.worker))
-        assert self.stores[held.worker].release(held.lease, lost_engine) == expected
+            expected = not (lost_engine and job.lose(index, worker))
+        assert self.stores[worker].release(lease, lost_engine) == expected
 
     @rule(pick=PICK, beats=st.booleans())
     def forget(self, pick: int, beats: bool) -> None:
         """A worker has a lease not in hand any more, and Redis does not know: it forgot, or it
         was away.
         """
-        leases = [
-            lease
-            for job in self.jobs.values()
-            for lease in job.leases.values()
-            if lease.worker in self.alive
-        ]
+        all_leases = (lease for job in self.jobs.values() for lease in job.leases.values())
+        leases = [lease for lease in all_leases if lease.worker in self.alive]
         if leases:
             lease = leases[pick % len(leases)]
             worker = self.alive[lease.worker]
@@ -311,8 +287,7 @@ class JobMachine(RuleBasedStateMachine):
                 job.status = JobStatus.FAILED
                 dropped.append(job_id)
         (found,) = self.stores["w1"].stuck(MODEL)
-        active = {job_id: job for job_id, job in self.jobs.items() if job.is_active}
-        assert found.unfinished == [i for i, job in active.items() if not job.todo]
+        assert found.unfinished == [i for i, job in self.active().items() if not job.todo]
         assert (found.n_dropped, found.n_freed, found.broken) == (len(dropped), freed, [])
         assert self.store.recount() == self.store.queued_nonces()
 
@@ -322,17 +297,15 @@ class JobMachine(RuleBasedStateMachine):
     def redis_holds_what_the_model_says(self) -> None:
         if not hasattr(self, "store"):
             return
-        active = {job_id: job for job_id, job in self.jobs.items() if job.is_active}
+        active = self.active()
         assert self.store.active_jobs(MODEL) == list(active)
         assert self.store.queued_nonces() == sum(job.n_left for job in active.values())
         for job_id, job in active.items():
             assert pending(self.store, job_id) == sorted(job.todo - job.leases.keys())
         counts = self.store.count_active()
         statuses = [job.status for job in active.values()]
-        assert (counts.queued, counts.running) == (
-            statuses.count(JobStatus.QUEUED),
-            statuses.count(JobStatus.RUNNING),
-        )
+        assert counts.queued == statuses.count(JobStatus.QUEUED)
+        assert counts.running == statuses.count(JobStatus.RUNNING)
 
     def finish_everything(self) -> None:
         """No nonce is lost: a worker that comes at last completes what did not end, and every
@@ -371,13 +344,10 @@ class JobMachine(RuleBasedStateMachine):
 
     # The model's own.
 
-    def job(self, pick: int, active: bool = False) -> tuple[str, Job]:
-        """One that is active, if asked for and there is one."""
-        found = [(job_id, self.jobs[job_id]) for job_id in self.active_ids()] if active else []
-        found = found or list(self.jobs.items())
-        return found[pick % len(found)]
+    def job(self, pick: int) -> tuple[str, Job]:
+        return list(self.jobs.items())[pick % len(self.jobs)]
 
-    def hand(self, pick: int, keeps: bool) -> InHand:
+    def hand(self, pick: int, keeps: bool) -> tuple[str, Lease]:
         index = pick % len(self.in_hand)
         return self.in_hand[index] if keeps else self.in_hand.pop(index)
 
@@ -421,8 +391,8 @@ class JobMachine(RuleBasedStateMachine):
                 found.append((job_id, index))
         return found
 
-    def active_ids(self) -> list[str]:
-        return [job_id for job_id, job in self.jobs.items() if job.is_active]
+    def active(self) -> dict[str, Job]:
+        return {job_id: job for job_id, job in self.jobs.items() if job.is_active}
 
 
 TestJobsAgainstTheirModel = FUZZ(JobMachine.TestCase)
