@@ -191,6 +191,21 @@ def test_a_worker_that_stops_is_known_no_more(start: Start, workers: WorkerRegis
     assert workers.live() == []
 
 
+def test_a_worker_that_cannot_leave_the_registry_ends_all_the_same(
+    start: Start,
+    workers: WorkerRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def is_away(*_: object) -> None:
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(workers, "remove", is_away)
+    start(NEVER).stop()
+    left = "could not leave the registry (away); this worker's entry expires by itself"
+    assert left in caplog.text
+
+
 def test_between_two_beats_a_worker_gives_signs_of_life_and_comes_back_where_it_is_forgotten(
     start: Callable[[float], Heartbeat], workers: WorkerRegistry, redis: Redis
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 from redis import Redis
-from redis.exceptions import RedisError
 
 from poc_core.records import JobStatus, Lease, ModelInfo, RoundState
 from poc_core.settings import Settings
@@ -37,6 +36,8 @@ from workers import housekeeping
 from workers.engines.base import EngineLostError, Pulse
 from workers.heartbeat import Heartbeat
 from workers.housekeeping import Housekeeper, Watchdog
+
+Keep = Callable[..., None]
 
 
 class IdleWorker:
@@ -83,11 +84,6 @@ def store(jobs: JobStore) -> WorkStore:
 
 
 @pytest.fixture
-def worker_ttl_s() -> float:
-    return 30.0
-
-
-@pytest.fixture
 def heartbeat(
     store: WorkStore, workers: WorkerRegistry, of_worker: Settings
 ) -> Iterator[Heartbeat]:
@@ -99,8 +95,8 @@ def heartbeat(
 
 
 @pytest.fixture
-def of_worker(worker_ttl_s: float) -> Settings:
-    return Settings(engine_hung_s=30).model_copy(update={"worker_ttl_s": worker_ttl_s})
+def of_worker() -> Settings:
+    return Settings(engine_hung_s=30, worker_ttl_s=30)
 
 
 @pytest.fixture
@@ -110,7 +106,7 @@ def keep(
     worker: IdleWorker,
     of_worker: Settings,
     keep_house: Callable[[], None],
-) -> Callable[..., None]:
+) -> Keep:
     """One look of a worker that is ready at what there is to do, and the beat after it."""
     begun: list[Housekeeper] = []
 
@@ -135,11 +131,6 @@ def every_look_is_this_workers(
     monkeypatch.setattr(housekeeping, "Watchdog", partial(Watchdog, clock=clock))
 
 
-def status(jobs: JobStore, job_id: str) -> tuple[JobStatus, str | None]:
-    record = known(jobs.read(job_id))
-    return record.status, record.error
-
-
 def told(workers: WorkerRegistry, name: str) -> object:
     """What the only worker's last heartbeat said by that name."""
     (record,) = workers.live()
@@ -147,7 +138,7 @@ def told(workers: WorkerRegistry, name: str) -> object:
 
 
 def test_a_dead_workers_batch_joins_the_line_again(
-    jobs: JobStore, keep: Callable[..., None], workers: WorkerRegistry
+    jobs: JobStore, keep: Keep, workers: WorkerRegistry
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1, 2, 3]))
@@ -159,9 +150,7 @@ def test_a_dead_workers_batch_joins_the_line_again(
     assert pending(jobs, job_id) == [0, 1]
 
 
-def test_a_round_that_another_followed_is_forgotten(
-    rounds: RoundStore, keep: Callable[..., None]
-) -> None:
+def test_a_round_that_another_followed_is_forgotten(rounds: RoundStore, keep: Keep) -> None:
     first = rounds.store(round_config(), RoundState.IDLE)
     second = rounds.store(round_config(), RoundState.IDLE)
     keep()
@@ -171,11 +160,7 @@ def test_a_round_that_another_followed_is_forgotten(
 
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_a_job_whose_last_worker_died_before_the_finish_is_finished_or_fails(
-    jobs: JobStore,
-    redis: Redis,
-    workers: WorkerRegistry,
-    keep: Callable[..., None],
-    is_broken: bool,
+    jobs: JobStore, redis: Redis, workers: WorkerRegistry, keep: Keep, is_broken: bool
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
@@ -184,13 +169,13 @@ def test_a_job_whose_last_worker_died_before_the_finish_is_finished_or_fails(
     if is_broken:
         redis.delete(f"poc:job:{job_id}:values")
     keep()
-    found, error = status(jobs, job_id)
-    assert found is (JobStatus.FAILED if is_broken else JobStatus.COMPLETED)
-    assert ("The answer cannot be built" in str(error)) is is_broken
+    record = known(jobs.read(job_id))
+    assert record.status is (JobStatus.FAILED if is_broken else JobStatus.COMPLETED)
+    assert ("The answer cannot be built" in str(record.error)) is is_broken
 
 
 def test_waiting_nonces_are_counted_once_a_minute(
-    keep: Callable[..., None], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    keep: Keep, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[float] = []
     monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=clock))
@@ -202,9 +187,7 @@ def test_waiting_nonces_are_counted_once_a_minute(
     assert [at - began for at in counted] == [0, 60, 120]
 
 
-def test_nonces_of_an_expired_job_are_forgotten(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None]
-) -> None:
+def test_nonces_of_an_expired_job_are_forgotten(jobs: JobStore, redis: Redis, keep: Keep) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     redis.delete(f"poc:job:{job_id}")
     assert jobs.queued_nonces() == 3
@@ -212,28 +195,19 @@ def test_nonces_of_an_expired_job_are_forgotten(
     assert jobs.queued_nonces() == 0
 
 
-def test_jobs_of_other_models_are_left_to_their_workers(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None]
+@pytest.mark.parametrize(("model", "drains"), [(MODEL, False), (MODEL, True), ("other", False)])
+def test_a_worker_looks_for_jobs_of_its_model_unless_it_drains(
+    heartbeat: Heartbeat, jobs: JobStore, redis: Redis, keep: Keep, model: str, drains: bool
 ) -> None:
-    jobs.create(new_job([1], model="other"))
-    redis.delete("poc:jobs:line:other")
+    job_id = jobs.create(new_job([1], model=model))
+    redis.delete(f"poc:jobs:line:{model}")
+    if drains:
+        heartbeat.drain()
     keep()
-    assert jobs.next_in_line("other") is None
+    assert jobs.next_in_line(model) == (job_id if model == MODEL and not drains else None)
 
 
-def test_a_worker_that_drains_looks_for_no_jobs(
-    heartbeat: Heartbeat, jobs: JobStore, redis: Redis, keep: Callable[..., None]
-) -> None:
-    jobs.create(new_job([1]))
-    redis.delete(f"poc:jobs:line:{MODEL}")
-    heartbeat.drain()
-    keep()
-    assert jobs.next_in_line(MODEL) is None
-
-
-def test_an_idle_worker_whose_engine_died_ends(
-    worker: IdleWorker, keep: Callable[..., None]
-) -> None:
+def test_an_idle_worker_whose_engine_died_ends(worker: IdleWorker, keep: Keep) -> None:
     keep()
     assert worker.ended_by == []
     worker.dead = True
@@ -242,7 +216,7 @@ def test_an_idle_worker_whose_engine_died_ends(
 
 
 def test_a_worker_whose_engine_hangs_says_so_and_ends(
-    worker: IdleWorker, workers: WorkerRegistry, clock: Clock, keep: Callable[..., None]
+    worker: IdleWorker, workers: WorkerRegistry, clock: Clock, keep: Keep
 ) -> None:
     keep()
     worker.waits = True
@@ -255,7 +229,7 @@ def test_a_worker_whose_engine_hangs_says_so_and_ends(
 
 
 def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
-    worker: IdleWorker, workers: WorkerRegistry, clock: Clock, keep: Callable[..., None]
+    worker: IdleWorker, workers: WorkerRegistry, clock: Clock, keep: Keep
 ) -> None:
     keep()
     worker.waits = True
@@ -274,7 +248,7 @@ def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
     "a worker's chat port that does not respond", "is reported by the health check"
 )
 def test_a_chat_port_that_does_not_answer_is_told_until_it_does(
-    workers: WorkerRegistry, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    workers: WorkerRegistry, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its socket takes connections from the beginning.
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as answers:
@@ -292,7 +266,7 @@ def test_a_chat_port_that_does_not_answer_is_told_until_it_does(
 
 
 def test_a_worker_whose_engine_is_busy_goes_on(
-    worker: IdleWorker, clock: Clock, keep: Callable[..., None]
+    worker: IdleWorker, clock: Clock, keep: Keep
 ) -> None:
     worker.waits, worker.beats_a_look = True, 1
     for _ in range(9):  # three times as long as one that hangs may
@@ -301,46 +275,10 @@ def test_a_worker_whose_engine_is_busy_goes_on(
     assert worker.ended_by == []
 
 
-def test_heartbeats_say_what_the_worker_is_and_counts(
-    heartbeat: Heartbeat, workers: WorkerRegistry, keep: Callable[..., None], worker: IdleWorker
-) -> None:
-    assert [record.state for record in workers.live()] == ["starting"]
-    keep()
-    assert workers.live()[0].stats == {"chat_active": 3}
-    (record,) = workers.live()
-    assert (record.state, record.info) == ("ready", worker.info)
-    heartbeat.stop()
-    assert workers.live() == []
-
-
-@pytest.mark.parametrize("worker_ttl_s", [0.05])
-def test_the_heart_beats_on_by_itself(
-    heartbeat: Heartbeat, workers: WorkerRegistry, redis: Redis
-) -> None:
-    redis.delete("poc:worker:w1")
-    wait_until(lambda: workers.is_alive("w1"))
-
-
-def test_a_worker_that_cannot_leave_the_registry_ends_all_the_same(
-    heartbeat: Heartbeat,
-    workers: WorkerRegistry,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(workers, "remove", _is_away)
-    heartbeat.stop()
-    left = "could not leave the registry (away); this worker's entry expires by itself"
-    assert left in caplog.text
-
-
-def _is_away(*_: object) -> None:
-    raise RedisError("away")
-
-
 def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     jobs: JobStore,
     redis: Redis,
-    keep: Callable[..., None],
+    keep: Keep,
     workers: WorkerRegistry,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -359,9 +297,9 @@ def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     assert caplog.text.count(f"job {no_hash} cannot be looked after") == 1
 
 
-@pytest.mark.parametrize("worker_ttl_s", [0.05])
+@pytest.mark.parametrize("of_worker", [Settings().model_copy(update={"worker_ttl_s": 0.05})])
 def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
-    store: WorkStore, redis: Redis, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    store: WorkStore, redis: Redis, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looking, go_on = threading.Event(), threading.Event()
 
@@ -385,7 +323,7 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
     store: WorkStore,
     jobs: JobStore,
     redis: Redis,
-    keep: Callable[..., None],
+    keep: Keep,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job_id = jobs.create(new_job([1]))
@@ -408,7 +346,7 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
 
 
 def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None], store: WorkStore
+    jobs: JobStore, redis: Redis, keep: Keep, store: WorkStore
 ) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     lease = known(lease_batch(jobs, job_id, 1, "w1", store))
@@ -426,7 +364,7 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_free_again_at_once
 
 
 def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
-    jobs: JobStore, workers: WorkerRegistry, keep: Callable[..., None]
+    jobs: JobStore, workers: WorkerRegistry, keep: Keep
 ) -> None:
     other = work_of(jobs, "w2")
     workers.heartbeat(worker_record("w2"), other.hand.summary())
@@ -448,7 +386,7 @@ def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
 
 
 def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
-    jobs: JobStore, redis: Redis, keep: Callable[..., None], store: WorkStore
+    jobs: JobStore, redis: Redis, keep: Keep, store: WorkStore
 ) -> None:
     job_id = jobs.create(new_job([1]))
     lease_batch(jobs, job_id, 0, "w1", store)
@@ -456,5 +394,5 @@ def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         assert jobs.finish(job_id)
     keep()
-    assert status(jobs, job_id)[0] is JobStatus.COMPLETED
+    assert known(jobs.read(job_id)).status is JobStatus.COMPLETED
     assert jobs.total_processed() == 1
