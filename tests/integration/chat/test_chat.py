@@ -31,6 +31,7 @@ from tests.harness.chat_client import (
     switchable_stack,
 )
 from tests.harness.marks import needs_vllm
+from tests.harness.samples import body
 from tests.stacks.round_client import RoundClient
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ pytestmark = [
 # with other work.
 SHARING = {"POC_CHAT_POLICY": "share:0.5", "POC_MAX_STEP_MS": "400"}
 CONCURRENCY = [1, 8]
+HELLO = [{"role": "user", "content": "Hello"}]
 POLICIES = ["yielding", pytest.param("sharing", marks=pytest.mark.xdist_group("sharing"))]
 POLICIES_AND_CONCURRENCY = [
     ("yielding", 1),
@@ -198,12 +200,8 @@ class TestOpenAiClient:
 
     def test_completions(self, yielding: RoundClient) -> None:
         client = openai_client(yielding)
-        options: dict[str, Any] = {
-            "model": MODEL,
-            "prompt": "The sea is",
-            "max_tokens": 20,
-            "temperature": 0,
-        }
+        options: dict[str, Any] = {"model": MODEL, "prompt": "The sea is", "max_tokens": 20}
+        options |= {"temperature": 0}
         whole = client.completions.create(**options)
         assert whole.usage.completion_tokens == 20
         streamed = client.completions.create(**options, stream=True)
@@ -212,14 +210,8 @@ class TestOpenAiClient:
     @pytest.mark.xdist_group("sharing")
     def test_plain_clients_get_texts_where_the_operator_says_so(self, sharing: RoundClient) -> None:
         completions = openai_client(sharing).chat.completions
-        asked: dict[str, Any] = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "Hello"}],
-            "max_tokens": 8,
-            "temperature": 0,
-            "logprobs": True,
-            "top_logprobs": 2,
-        }
+        asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 8}
+        asked |= {"temperature": 0, "logprobs": True, "top_logprobs": 2}
 
         def tokens(**more: Any) -> tuple[list[str], str]:
             (choice,) = completions.create(**asked, extra_body=more).choices
@@ -245,22 +237,12 @@ class TestOpenAiClient:
     def test_what_else_its_server_has_and_nothing_that_is_not_bounded(
         self, yielding: RoundClient
     ) -> None:
-        asked = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "Hello"}],
-            "max_tokens": 4,
-        }
+        asked = {"model": MODEL, "messages": HELLO, "max_tokens": 4}
         answer = yielding.http.post("/v1/messages", json=asked)
         assert (answer.status_code, answer.json()["type"]) == (200, "message")
-        for path in (
-            "/generative_scoring",
-            "/v1/systemone",
-            "/sleep",
-            "/score",
-            "/v1/load_lora_adapter",
-            "/v1/audio/translations",
-            "/v1/nothing",
-        ):
+        versioned = ("systemone", "load_lora_adapter", "audio/translations", "nothing")
+        unversioned = ("/generative_scoring", "/sleep", "/score")
+        for path in (*unversioned, *(f"/v1/{name}" for name in versioned)):
             assert yielding.http.post(path, json=asked).status_code == 404
 
     def test_models(self, yielding: RoundClient) -> None:
@@ -332,19 +314,8 @@ class Job:
 
     def __init__(self, client: RoundClient, n: int = 100, **more: Any) -> None:
         self._http = client.http
-        body = {
-            "block_hash": "b",
-            "block_height": 1,
-            "public_key": "k",
-            "node_id": 0,
-            "node_count": 1,
-        }
-        body |= {
-            "nonces": list(range(n)),
-            "batch_size": n,
-            "params": {"model": MODEL, "seq_len": 256},
-        } | more
-        answer = self._http.post("/api/v1/pow/generate", json=body)
+        job = body(nonces=list(range(n)), batch_size=n, params={"seq_len": 256}, **more)
+        answer = self._http.post("/api/v1/pow/generate", json=job)
         assert answer.status_code == 200, answer.text
         self._id = answer.json()["request_id"]
 
@@ -382,12 +353,12 @@ class TestClientsThatVanish:
         rng = random.Random(seed)
         stay_s = rng.uniform(0.0, 0.25)
         timeout = httpx.Timeout(60, read=max(0.001, rng.uniform(0.0, 0.25)))
-        body = request(PROMPTS[seed % len(PROMPTS)], 1500, stream=True)
+        asked = request(PROMPTS[seed % len(PROMPTS)], 1500, stream=True)
         with httpx.Client(base_url=client.base_url, timeout=timeout, trust_env=False) as http:
             began = time.monotonic()
             with (
                 contextlib.suppress(httpx.ReadTimeout),
-                http.stream("POST", CHAT, json=body) as answer,
+                http.stream("POST", CHAT, json=asked) as answer,
             ):
                 for _ in answer.iter_raw():
                     if time.monotonic() > began + stay_s:
