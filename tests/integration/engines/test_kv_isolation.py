@@ -6,9 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from poc_core.errors import ProoflineError
+from poc_core.records import ModelInfo
 from tests.harness.marks import needs_vllm
 from workers.engines.base import WholeBatchEngine
+from workers.vllm.self_tests import check_isolation
 from workers.vllm.start.log_patterns import CORRUPTS_CHAT, why_hopeless
 
 pytestmark = [
@@ -21,7 +25,6 @@ N_BLOCKS, BLOCK, HEADS, SIZE = 11, 16, 2, 32
 
 
 def plain_spec() -> Any:
-    import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     return FullAttentionSpec(
@@ -48,7 +51,6 @@ def layer_with(cache: Any, reads: str | None = None) -> Any:
 
 
 def state_spec() -> Any:
-    import torch
     from vllm.v1.kv_cache_interface import MambaSpec
 
     return MambaSpec(
@@ -57,14 +59,10 @@ def state_spec() -> Any:
 
 
 def states_of(n_blocks: int = N_BLOCKS) -> Any:
-    import torch
-
     return torch.full((n_blocks, 4, 8), 7.0), torch.full((n_blocks, 2), 7.0, dtype=torch.bfloat16)
 
 
 def cache_of(n_blocks: int = N_BLOCKS) -> Any:
-    import torch
-
     return torch.full((n_blocks, 2, BLOCK, HEADS, SIZE), 7.0)
 
 
@@ -91,24 +89,17 @@ class TestRefused:
         assert kind in self.refusal({"attn": layer_with(cache_of())}, group_of(spec, "attn"))
 
     def test_a_group_of_mixed_kinds_one_of_which_keeps_a_state(self) -> None:
-        import torch
-        from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
+        from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
-        mamba = MambaSpec(block_size=BLOCK, shapes=((4, 8),), dtypes=(torch.float32,))
-        mixed = UniformTypeKVCacheSpecs(
-            block_size=BLOCK, kv_cache_specs={"a": plain_spec(), "b": mamba}
-        )
-        layers = {"a": layer_with(cache_of()), "b": layer_with(cache_of())}
+        specs = {"a": plain_spec(), "b": state_spec()}
+        mixed = UniformTypeKVCacheSpecs(block_size=BLOCK, kv_cache_specs=specs)
+        layers = {name: layer_with(cache_of()) for name in specs}
         assert "UniformTypeKVCacheSpecs" in self.refusal(layers, group_of(mixed, "a", "b"))
 
     def test_a_cache_that_is_no_single_tensor(self) -> None:
-        message = self.refusal(
-            {"attn": layer_with([cache_of(), cache_of()])}, group_of(plain_spec(), "attn")
-        )
-        assert "binds 2 tensors" in message
-        assert "binds a dict" in self.refusal(
-            {"attn": layer_with({})}, group_of(plain_spec(), "attn")
-        )
+        for cache, said in (([cache_of(), cache_of()], "binds 2 tensors"), ({}, "binds a dict")):
+            layers = {"attn": layer_with(cache)}
+            assert said in self.refusal(layers, group_of(plain_spec(), "attn"))
 
     def test_a_layer_whose_cache_no_group_knows(self) -> None:
         for stray in (cache_of(), states_of()):
@@ -118,13 +109,8 @@ class TestRefused:
 
 class TestBound:
     def test_layers_without_a_cache_do_not_matter(self) -> None:
-        import torch
-
-        layers = {
-            "attn": layer_with(cache_of()),
-            "moe": SimpleNamespace(),
-            "empty": layer_with(torch.tensor([])),
-        }
+        layers = {"attn": layer_with(cache_of()), "empty": layer_with(torch.tensor([]))}
+        layers["moe"] = SimpleNamespace()
         assert len(scratch(layers, group_of(plain_spec(), "attn")).groups) == 1
 
     def test_batches_write_into_the_scratch_cache_and_chat_finds_its_own_again(self) -> None:
@@ -177,14 +163,9 @@ class TestShared:
 
     def test_two_kinds_of_caches_of_one_shape_do_not(self) -> None:
         """As DeepSeek-V4's sliding window and its compressed cache."""
-        layers = {
-            name: layer_with(cache_of())
-            for name in ("0.window", "0.compressed", "1.window", "1.compressed")
-        }
-        groups = [
-            group_of(plain_spec(), f"0.{kind}", f"1.{kind}") for kind in ("window", "compressed")
-        ]
-        found = self.bound(layers, *groups)
+        names = [f"{layer}.{kind}" for layer in "01" for kind in ("window", "compressed")]
+        groups = [group_of(plain_spec(), *names[kind::2]) for kind in (0, 1)]
+        found = self.bound({name: layer_with(cache_of()) for name in names}, *groups)
         assert found["0.window"] is found["1.window"]
         assert found["0.compressed"] is found["1.compressed"]
         assert found["0.window"].data_ptr() != found["0.compressed"].data_ptr()
@@ -203,15 +184,8 @@ class TestShared:
         self, private: bool
     ) -> None:
         """As the upper layers of Gemma 3n."""
-        layers = {
-            "0": layer_with(cache_of()),
-            "1": layer_with(cache_of()),
-            "2": layer_with(cache_of()),
-        }
-        layers |= {
-            "3": layer_with(layers["1"].kv_cache, reads="1"),
-            "4": layer_with(layers["1"].kv_cache, reads="1"),
-        }
+        layers = {name: layer_with(cache_of()) for name in "012"}
+        layers |= {name: layer_with(layers["1"].kv_cache, reads="1") for name in "34"}
         found = self.bound(layers, group_of(plain_spec(), *layers), private=private)
         assert found["3"] is found["1"]
         assert found["4"] is found["1"]
@@ -243,8 +217,6 @@ class TestState:
         assert all(bool((state == 7).all()) for states in live for state in states)
 
     def test_its_sequences_have_a_block_each_and_its_tokens_no_slots(self) -> None:
-        import torch
-
         from workers.vllm.forward.layout import BlockTables, Layout
 
         layers = {"attn": layer_with(cache_of()), "state": layer_with(states_of())}
@@ -259,24 +231,15 @@ class TestState:
 
     def test_a_step_has_the_slots_behind_what_came_before(self) -> None:
         """Of each of the sequences, also where only some of them are computed at a time."""
-        import torch
-
         from workers.vllm.forward.layout import BlockTables, Layout
 
         caches = scratch({"attn": layer_with(cache_of())}, group_of(plain_spec(), "attn"))
         tables = BlockTables(caches.groups, 3, 2, BLOCK + 2, torch.device("cpu"))
-        assert Layout(tables, range(BLOCK, BLOCK + 1)).slot_mapping["attn"].tolist() == [
-            2 * BLOCK,
-            4 * BLOCK,
-            6 * BLOCK,
-        ]
+        step = Layout(tables, range(BLOCK, BLOCK + 1)).slot_mapping["attn"]
+        assert step.tolist() == [2 * BLOCK, 4 * BLOCK, 6 * BLOCK]
         some = Layout(tables.part(range(1, 3)), range(2))
-        assert some.slot_mapping["attn"].tolist() == [
-            3 * BLOCK,
-            3 * BLOCK + 1,
-            5 * BLOCK,
-            5 * BLOCK + 1,
-        ]
+        slots = [3 * BLOCK, 3 * BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 1]
+        assert some.slot_mapping["attn"].tolist() == slots
         assert (some.n_tokens, some.positions.tolist()) == (4, [0, 1, 0, 1])
 
 
@@ -284,7 +247,6 @@ def test_large_blocks_do_not_shrink_batches() -> None:
     """GLM's of 2,304 tokens: a sequence of 1,024 takes one, and 32 of them are still 32,768
     tokens.
     """
-    from poc_core.records import ModelInfo
     from workers.vllm.forward.kv_isolation import ScratchGroup
 
     group = ScratchGroup(None, 2304, ("0",), 0, False)
@@ -292,60 +254,32 @@ def test_large_blocks_do_not_shrink_batches() -> None:
     assert (n, group.n_blocks(n, 1024)) == (32, 1 + 32)
 
 
-def test_an_error_without_words_says_where_it_was_raised() -> None:
-    from workers.vllm import extension
-
-    def fail() -> None:
-        assert BLOCK == 0
-
-    class Silent(RuntimeError):
-        pass
-
-    def silent() -> None:
-        raise Silent
-
-    answer = extension._answer(silent)
-    assert answer["kind"] == "failed"
-    assert answer["error"].startswith("Silent: raise Silent (")
-    assert "AssertionError: " in extension._answer(fail)["error"]
-
-
 class TestPages:
     """How far apart the blocks of a scratch cache lie."""
 
     @staticmethod
-    def like(live: Any, page: int) -> Any:
+    def like(live: Any, page: int, blocks: int = 0) -> Any:
         from workers.vllm.forward.kv_isolation import zeros_like
 
-        return zeros_like(live, 0, 5, page)
+        return zeros_like(live, blocks, 5, page)
 
     def test_padding_that_chats_blocks_have_stays(self) -> None:
-        import torch
-
         live = torch.zeros(N_BLOCKS, 1728, dtype=torch.uint8)[:, :1584].view(N_BLOCKS, 12, 132)
         found = self.like(live, page=1728)
         assert (found.shape, found.stride()) == ((5, 12, 132), (1728, 132, 1))
         assert bool((found == 0).all())
 
     def test_pages_of_other_layers_in_between_do_not(self) -> None:
-        import torch
-
         live = torch.zeros(N_BLOCKS, 20, 64)[:, 3]
         assert self.like(live, page=64).stride() == (64, 1)
         assert self.like(live, page=72).stride() == (72, 1)
 
     def test_chats_dense_blocks_stay_dense(self) -> None:
-        import torch
-
         assert self.like(torch.zeros(N_BLOCKS, 1, 64), page=72).stride(0) == 64
 
     def test_blocks_that_do_not_come_first_in_memory_keep_their_place(self) -> None:
-        import torch
-
-        from workers.vllm.forward.kv_isolation import zeros_like
-
         live = torch.zeros(2, N_BLOCKS, BLOCK)
-        assert zeros_like(live, 1, 5, BLOCK).stride() == (5 * BLOCK, BLOCK, 1)
+        assert self.like(live, BLOCK, blocks=1).stride() == (5 * BLOCK, BLOCK, 1)
 
     def test_a_kernels_alignment_is_kept(self) -> None:
         from workers.vllm.release import kv_caches
@@ -368,8 +302,6 @@ class TestProvable:
 
     @pytest.mark.parametrize("cache_dtype", ["fp8_per_token_head", "int8_per_token_head"])
     def test_caches_with_scales_elsewhere_are_refused(self, cache_dtype: str) -> None:
-        import torch
-
         assert (
             self.why_not(torch.nn.Module(), cache_dtype)
             == f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"
@@ -378,13 +310,9 @@ class TestProvable:
 
     @pytest.mark.parametrize("cache_dtype", ["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla"])
     def test_others_are_not(self, cache_dtype: str) -> None:
-        import torch
-
         assert self.why_not(torch.nn.Module(), cache_dtype) is None
 
     def test_a_wrapper_that_hands_on_chats_last_embeddings_is_refused(self) -> None:
-        import torch
-
         wrapper = torch.nn.Module()
         wrapper.register_module("inner", torch.nn.Module())
         wrapper.get_submodule("inner").per_layer_embeddings = torch.zeros(3)
@@ -402,8 +330,6 @@ class Planted(WholeBatchEngine):
     """
 
     def __init__(self, reads: bool = False, leaks: bool = False, replicated: bool = True) -> None:
-        from poc_core.records import ModelInfo
-
         self.info = ModelInfo("planted", HEADS, 2, 64, 256, "float32")
         self.layers = {"0": layer_with(cache_of(40)), "1": layer_with(cache_of(40))}
         self.caches = scratch(self.layers, group_of(plain_spec(), "0", "1"))
@@ -438,16 +364,12 @@ class Planted(WholeBatchEngine):
 
 class TestSelfTest:
     def test_a_model_whose_layers_may_share_goes_on_sharing(self) -> None:
-        from workers.vllm.self_tests import check_isolation
-
         engine: Any = Planted()
         check_isolation(engine)
         assert engine.settled[-1] == (False, True)
         assert engine.info.caches == "shared"
 
     def test_a_planted_fault_of_sharing_ends_it(self, caplog: pytest.LogCaptureFixture) -> None:
-        from workers.vllm.self_tests import check_isolation
-
         engine: Any = Planted(reads=True)
         check_isolation(engine)
         assert engine.settled[-1] == (True, True)
@@ -455,33 +377,23 @@ class TestSelfTest:
         assert "each gets its own" in caplog.text
 
     def test_a_model_that_writes_into_chats_cache_is_refused_by_layer(self) -> None:
-        from poc_core.errors import ProoflineError
-        from workers.vllm.self_tests import check_isolation
-
         engine: Any = Planted(leaks=True)
-        with pytest.raises(
-            ProoflineError, match="Proofs of planted write into chat's cache of layer 0"
-        ):
+        why = "Proofs of planted write into chat's cache of layer 0"
+        with pytest.raises(ProoflineError, match=why):
             check_isolation(engine)
 
     def test_sums_that_are_spread_over_ranks_are_remembered(self) -> None:
-        from workers.vllm.self_tests import check_isolation
-
         engine: Any = Planted(replicated=False)
         check_isolation(engine)
         assert engine.settled[-1] == (False, False)
 
     def test_what_a_model_cannot_compute_is_one_sentence(self) -> None:
-        from poc_core.errors import ProoflineError
-        from workers.vllm.self_tests import check_isolation
-
         engine: Any = Planted()
 
         def fail(*_: Any) -> list[Any]:
             raise ProoflineError("it wants token ids.")
 
         vars(engine)["compute_batch"] = fail
-        with pytest.raises(
-            ProoflineError, match=r"^Proofs cannot be computed with planted: it wants token ids\.$"
-        ):
+        why = r"^Proofs cannot be computed with planted: it wants token ids\.$"
+        with pytest.raises(ProoflineError, match=why):
             check_isolation(engine)

@@ -69,10 +69,14 @@ def test_other_errors_say_what_they_are(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_one_without_words_says_where() -> None:
-    def tick(*_: object) -> dict[str, Any]:
+    class Silent(RuntimeError):
+        pass
+
+    def asserts(*_: object) -> dict[str, Any]:
         assert len([]) == 1
         return {}
 
-    found = answer(tick)
+    found = answer(fails(Silent()))
     assert found["kind"] == "failed"
-    assert "AssertionError: " in found["error"]
+    assert found["error"].startswith("Silent: raise error (")
+    assert "AssertionError: " in answer(asserts)["error"]
