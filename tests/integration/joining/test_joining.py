@@ -1,10 +1,7 @@
 """A host joins by one token over TLS, works, is revoked and ends: real Redis, API and processes."""
 
-import hashlib
 import json
 import re
-import socket
-import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -18,81 +15,29 @@ import psutil
 import pytest
 import redis
 
-from cli.join.access import Access, redis_url_of
 from cli.join.inviting import Inviting
-from cli.join.users import PREFIX, UsersError
+from cli.join.users import PREFIX
 from cli.supervise.processes import command_of_proofline
-from cli.supervise.redis_server import LocalRedis, version_of, wait_for_redis
-from poc_core.joining.invitations import HOSTS, Invitations
+from cli.supervise.redis_server import version_of
+from poc_core.joining.invitations import HOSTS
 from poc_core.joining.offers import SealedOffer
 from poc_core.joining.tokens import Token, hashed
 from poc_core.periodic import Periodic
 from poc_core.settings import load_settings
 from poc_core.state.registry import WorkerRegistry
-from tests.certificates import make_certificate
 from tests.harness.samples import body, known
 from tests.harness.waiting import wait_until
 from tests.integration.node import synthetic_artifacts
 from tests.integration.processes import descendants
 from tests.peers.fake_worker import FakeWorker
 from tests.stacks.local_compose import REDIS, LocalCompose
-from tests.stacks.tls_redis import tls_redis
+from tests.stacks.tls_proxy import TlsProxy
 from tests.stacks.up import environment
 
 pytestmark = pytest.mark.integration
 
 PATIENCE_S = 150.0
 GENERATE = "/api/v1/pow/generate"
-
-
-class TlsProxy:
-    """TLS before a port of loopback, as an operator's proxy would be."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.certificate, key = make_certificate(folder, "api")
-        self._target = port
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate, key)
-        self._context = context
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def pinned_url(self) -> str:
-        der = ssl.PEM_cert_to_DER_cert(self.certificate.read_text())
-        return f"https://127.0.0.1:{self.port}#sha256={hashlib.sha256(der).hexdigest()}"
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        try:
-            with (
-                self._context.wrap_socket(client, server_side=True) as near,
-                socket.create_connection(("127.0.0.1", self._target)) as far,
-            ):
-                threading.Thread(target=self._pass_on, args=(far, near), daemon=True).start()
-                self._pass_on(near, far)
-        except OSError:  # it does not trust us, or hangs up
-            pass
-
-    @staticmethod
-    def _pass_on(source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
 
 
 class Node:
@@ -224,15 +169,8 @@ def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     token_file = node.invite("gpu2")
     token = Token.read(token_file.read_text())
     join = ("--join", node.proxy.pinned_url)
-    looked = node.run(
-        "doctor",
-        "--json",
-        "--without-workers",
-        *join,
-        "--token-file",
-        str(token_file),
-        HOME=str(node.folder),
-    )
+    doctor, home = ("doctor", "--json", "--without-workers"), {"HOME": str(node.folder)}
+    looked = node.run(*doctor, *join, "--token-file", str(token_file), **home)
     assert looked.returncode == 0, looked.stdout + looked.stderr
     assert findings(looked)["token"] == [("ok", "is good for one host, gpu2")]
 
@@ -281,9 +219,7 @@ def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     again = node.start_host("gpu2", *join)
     assert again.wait(PATIENCE_S) == 1
     assert node.log("gpu2").rstrip().endswith("the operator invites it again.")
-    looked = node.run(
-        "doctor", "--json", "--without-workers", "--join-file", str(kept), HOME=str(node.folder)
-    )
+    looked = node.run(*doctor, "--join-file", str(kept), **home)
     assert looked.returncode == 1
     assert findings(looked)["token"] == [("problem", "This host, gpu2, is revoked.")]
 
@@ -454,73 +390,3 @@ def test_what_an_operator_does_wrong_is_told(node: Node) -> None:
         assert "rights of `worker` in docker/users.acl" in done.stderr
         assert password not in done.stderr
     node.hosts.revoke("gpu7")
-
-
-@pytest.mark.promise(
-    "an operator whose Redis would forget hosts or has no password", "cannot invite hosts"
-)
-def test_a_redis_without_aclfile_forgets_hosts_and_is_told_them_again(tmp_path: Path) -> None:
-    own = LocalRedis(tmp_path)
-
-    def start() -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(own.command)
-        wait_for_redis(own.url)
-        return process
-
-    with ExitStack() as exits:
-        exits.callback(own.release)
-        process = start()
-
-        def end() -> None:
-            process.terminate()
-            process.wait(PATIENCE_S)
-
-        exits.callback(end)
-        operator = exits.enter_context(redis.Redis.from_url(own.url))
-        hosts = Inviting(operator, load_settings(redis_url=own.url))
-        place = f"redis://127.0.0.1:{own.port}/0"
-        token, forgets = hosts.invite("gpu2", place, None, 3600, {})
-        assert "hosts restore" in forgets
-        _, offer = Invitations(operator).take(token.id, "here")
-        redis_url = offer.opened(token).url_for(token)
-        with redis.Redis.from_url(redis_url) as host:
-            assert host.ping()
-        end()
-        process = start()
-        with pytest.raises(redis.AuthenticationError):
-            redis.Redis.from_url(redis_url).ping()
-        assert [(one.name, one.has_user) for one in hosts.rows()] == [("gpu2", False)]
-        operator.execute_command("ACL", "SETUSER", "host-stray", "on", ">pw", "+@all")
-        assert hosts.restore()[0] == 1
-        with redis.Redis.from_url(redis_url) as host:
-            assert host.ping()
-        assert operator.execute_command("ACL", "GETUSER", "host-stray") is None
-
-        operator.execute_command("ACL", "SETUSER", "default", "nopass")
-        with pytest.raises(UsersError, match="lets everybody in"):
-            hosts.invite("gpu3", place, None, 3600, {})
-
-
-def test_a_host_gets_the_certificates_by_which_it_trusts_redis(tmp_path: Path) -> None:
-    (tmp_path / "a host's").mkdir()
-    with (
-        tls_redis(tmp_path) as server,
-        redis.Redis.from_url(server.trusting_url) as operator,
-    ):
-        hosts = Inviting(operator, load_settings(redis_url=server.trusting_url))
-        place = f"rediss://127.0.0.1:{server.port}/0"
-        token, _ = hosts.invite("gpu2", place, server.certificate.read_text(), 3600, {})
-        _, sealed = Invitations(operator).take(token.id, "here")
-        offer = sealed.opened(token)
-        access = Access(
-            api="https://node",
-            token_id=token.id,
-            name="gpu2",
-            redis_url=offer.url_for(token),
-            redis_ca=offer.redis_ca,
-        )
-        url = redis_url_of(tmp_path / "a host's" / "joined.json", access)
-        with redis.Redis.from_url(url) as host:
-            assert host.ping()
-        with pytest.raises(redis.ConnectionError, match="certificate verify failed"):
-            redis.Redis.from_url(access.redis_url).ping()
