@@ -8,7 +8,9 @@ import socket
 import time
 import uuid
 
+from celery.platforms import EX_OK, signals
 from celery.signals import worker_shutting_down
+from celery.worker import state
 
 from poc_core.open_files import raise_file_limit
 from poc_core.periodic import Periodic
@@ -112,7 +114,13 @@ class WorkerProcess:
             self._heartbeat.drain()
             self._began_to_leave = time.monotonic()
 
+        def leave_soon(*_: object) -> None:
+            leave()
+            state.should_stop = EX_OK  # read when Celery starts
+
         worker_shutting_down.connect(leave, weak=False)
+        # Until Celery installs its own handlers, a signal would end this process at once.
+        signals.update(SIGTERM=leave_soon, SIGINT=leave_soon)
         housekeeper = Housekeeper(
             self._heartbeat, self._store, proofs, turns, self._settings, chat_port
         )
