@@ -231,9 +231,9 @@ class _Limited(HttpToolsProtocol):
     def shutdown(self) -> None:
         super().shutdown()
         if (
-            self.cycle is not None
-            and not self.cycle.response_complete
-            and self.cycle.scope["path"].endswith(ENDLESS)
+            self._answered is not None
+            and not self._answered.response_complete
+            and self._answered.scope["path"].endswith(ENDLESS)
         ):
             self.transport.close()  # otherwise the server would wait for an endless answer
 
@@ -272,9 +272,9 @@ class _Limited(HttpToolsProtocol):
             self._start()
 
     def on_body(self, body: bytes) -> None:
-        if self.pipeline and len(self.cycle.body) + len(body) > _HELD_BYTES:
-            raise ValueError("a body is too large to wait for another answer")  # stops the parser
         if len(self.cycle.body) + len(body) > _HELD_BYTES:
+            if self.pipeline:
+                raise ValueError("a body is too large to wait behind an answer")  # stops the parser
             self._start()
         super().on_body(body)
         if len(self.cycle.body) > _HELD_BYTES and not self.cycle.response_complete:
