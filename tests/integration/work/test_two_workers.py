@@ -253,7 +253,7 @@ def test_sigterm_lets_chat_end_and_drains_and_the_job_completes_after_a_new_star
     job.wait_middle()
     below = descendants(client.supervisor.pid)
     assert len(client.cores()) == 2
-    # Longer than an API remembers a worker that leaves, and short beside the 20 s that chat has.
+    # The answer takes longer than CHAT_MEMORY_S, and much less than CHAT_GRACE_S.
     n_tokens = 200
     with under_way_on_the_first(client, "Hello", n_tokens) as (_, answer, go_on):
         client.supervisor.terminate()

@@ -330,6 +330,9 @@ class TestWaiting:
             both(handler).do(lambda client: client.wait("job-1", ArtifactResult))
 
 
+ODD_LOCS: list[Any] = [None, True, 7, {}]
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -342,7 +345,7 @@ class TestWaiting:
         (httpx.Response(200, text="[" * 100_000), "something that is not Proofline's"),
         *(
             (httpx.Response(400, json={"detail": [{"loc": loc, "msg": "no"}]}), "^no .HTTP 400")
-            for loc in list[Any]((None, True, 7, {}))
+            for loc in ODD_LOCS
         ),
         (httpx.Response(400, json={"error": "why"}), '{"error": ?"why"}'),
         (httpx.Response(400), "The API gives no reason .HTTP 400"),

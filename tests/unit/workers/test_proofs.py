@@ -33,10 +33,11 @@ def start(engine: FakeEngine) -> Iterator[Start]:
     def begin(
         policy: str | None = None, starvation: Starvation | None = None, max_step_ms: float = 50
     ) -> Proofs:
-        gate = policy and ChatGate(
-            parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation()
-        )
-        started.append(Proofs(engine, gate or None, max_step_ms))
+        gate = None
+        if policy is not None:
+            starves = starvation or Starvation()
+            gate = ChatGate(parse_chat_policy(policy), engine.unfinished_chat, starves)
+        started.append(Proofs(engine, gate, max_step_ms))
         return started[-1]
 
     yield begin
