@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows that each block of a product computes, from vLLM's moe_align_block_size."""
+    """The rows that each block of a product computes, as vLLM's moe_align_block_size gives them."""
 
     # (blocks * Tile.rows,), int32: token * experts per token + index among the token's experts.
     # Numbers that only complete a block are larger.

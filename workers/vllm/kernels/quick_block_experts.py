@@ -176,16 +176,16 @@ def compute(call: Call, first: Any, second: Any) -> None:
     """
     from workers.vllm.kernels.block_experts import (
         Quantised,
-        Rows,
         multiply_,
         open_gates_,
         rows_by_expert,
     )
+    from workers.vllm.kernels.sorted_rows import sorted_rows
 
     n_experts, columns, middle = call.second.numbers.shape
     tokens, a_token = call.chosen.shape
     block = second.rows if second else ROWS
-    rows = Rows(*custom_ops.rows_of_experts(call.chosen, block, n_experts))
+    rows = sorted_rows(call.chosen, block, n_experts)
     n = rows_by_expert(rows, block)
     opened = Quantised(
         memory(call.spaces[0], call.x.numbers.dtype, n, middle),

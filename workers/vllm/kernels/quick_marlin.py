@@ -130,23 +130,22 @@ class QuickMarlin(QuickApply):
 def compute(call: Call, divisions: Divisions) -> None:
     """Computes `call.out`."""
     from workers.vllm.kernels import marlin_products
-    from workers.vllm.kernels.experts import Rows, rows_by_expert
+    from workers.vllm.kernels.experts import rows_by_expert
     from workers.vllm.kernels.marlin import ROWS, Division, Opening, last_tiles_, places
-    from workers.vllm.kernels.row_order import in_order
+    from workers.vllm.kernels.sorted_rows import sorted_rows
 
     of_first, of_second = (Division(*one) for one in divisions)
     first, second = zip(call.weights, call.scales, strict=True)
     n_experts, columns = len(second[0]), second[0].shape[2] // 2
     tokens, a_token = call.chosen.shape
     n_rows, middle = tokens * a_token, second[0].shape[1] * 16
-    rows = Rows(*custom_ops.rows_of_experts(call.chosen, marlin_products.ROWS, n_experts))
+    rows = sorted_rows(call.chosen, marlin_products.ROWS, n_experts)
     n = rows_by_expert(rows, marlin_products.ROWS)
     opened = memory(call.spaces[0], call.x.dtype, n, middle)
     products = memory(call.spaces[1], call.x.dtype, n_rows, columns)
     share = call.share.flatten().to(call.x.dtype)
     opening = Opening(a_token, call.limit)
-    of_marlin = Rows(*custom_ops.rows_of_experts(call.chosen, ROWS.value, n_experts))
-    of_marlin = of_marlin._replace(ids=in_order(*of_marlin, ROWS.value))
+    of_marlin = sorted_rows(call.chosen, ROWS.value, n_experts)
     place = places(rows, n_rows)
     marlin_products.multiply_(opened, call.x, *first, share, rows, opening)
     last_tiles_(opened, call.x, *first, share, of_marlin, place, of_first, opening)

@@ -133,17 +133,3 @@ def scales_are_powers() -> bool:
     powers of two as scales: on Hopper with DeepGEMM, unless VLLM_USE_DEEP_GEMM_E8M0 is 0.
     """
     return bool(getattr(triton_experts(), "is_deep_gemm_e8m0_used", lambda: False)())
-
-
-def rows_of_experts(
-    chosen: torch.Tensor, block: int, n_experts: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sorts the (token, chosen expert) pairs by their expert, and pads each expert's pairs to
-    complete blocks of `block` rows. Returns the sorted row indices, the expert of each block, and
-    the number of valid indices (1,), all int32. `chosen`: (tokens, experts per token).
-    """
-    from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
-
-    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    rows = moe_align_block_size(chosen, block, n_experts, None)
-    return rows

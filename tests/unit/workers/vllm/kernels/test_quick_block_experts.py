@@ -121,11 +121,12 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
         TritonExperts=found.experts, invoke_fused_moe_triton_kernel=lambda: None
     )
     monkeypatch.setattr(custom_ops, "triton_experts", lambda: module)
-    monkeypatch.setattr(custom_ops, "rows_of_experts", lambda _chosen, block, _n: (block,))
+    sorting = ModuleType("workers.vllm.kernels.sorted_rows")
+    vars(sorting)["sorted_rows"] = lambda _chosen, block, _n: SimpleNamespace(block=block)
+    monkeypatch.setitem(sys.modules, sorting.__name__, sorting)
     kernels = ModuleType("workers.vllm.kernels.block_experts")
     vars(kernels).update(
         Gates=Gates, Quantised=Quantised, Tile=Tile,
-        Rows=lambda block: SimpleNamespace(block=block),
         open_gates_=found.open_gates, multiply_=found.multiply,
         can_multiply=lambda *_: found.can_multiply,
         can_multiply_down=lambda second: second.numbers.shape[2] == MIDDLE,

@@ -2,12 +2,14 @@
 
 import argparse
 import gc
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from poc_core.errors import SettingsError
 from workers.vllm.start.launch import (
+    add_faster,
     garbage_may_wait,
     names_grammars,
     parsed,
@@ -90,3 +92,17 @@ def test_streams_get_no_comments_whatever_the_operator_says() -> None:
     send_no_comments(args)
     assert args.sse_keep_alive_interval == 0
     send_no_comments(argparse.Namespace())  # an earlier release's
+
+
+@pytest.mark.parametrize(
+    ("ranks", "on_hopper", "before", "after"),
+    [(2, True, None, "64"), (2, True, "8", "8"), (4, True, None, None), (2, False, None, None)],
+)
+def test_sums_over_two_ranks_use_more_blocks(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, on_hopper: bool, before: str | None, after: str
+) -> None:
+    monkeypatch.setenv("NCCL_MIN_CTAS", before or "")  # restored after the test
+    if before is None:
+        monkeypatch.delenv("NCCL_MIN_CTAS")
+    add_faster(ranks, on_hopper)
+    assert os.environ.get("NCCL_MIN_CTAS") == after
