@@ -132,7 +132,7 @@ def _configured(
     random_weights.ask_for(str(engine_args.load_format))
     if not current_platform.is_cpu():
         custom_ops.enable_custom_ops(engine_args)
-        add_faster(engine_args.tensor_parallel_size, current_platform.is_device_capability(90))
+        speed_up_sums(engine_args.tensor_parallel_size, current_platform.is_device_capability(90))
         if options.decode_memory_gb and not any(
             "gpu-memory-util" in word for word in options.vllm_args
         ):
@@ -148,7 +148,7 @@ def _configured(
     return args, engine_args, config
 
 
-def add_faster(n_ranks: int, on_hopper: bool) -> None:
+def speed_up_sums(n_ranks: int, on_hopper: bool) -> None:
     """Lets NCCL use more thread blocks for sums over two tensor-parallel ranks: 327 GB/s instead of
     298 on two H200s, for 1 GB of each GPU's memory. Sums over more ranks are left alone, because
     their bits would differ.

@@ -9,7 +9,7 @@ import pytest
 
 from poc_core.errors import SettingsError
 from workers.vllm.start.launch import (
-    add_faster,
+    speed_up_sums,
     garbage_may_wait,
     names_grammars,
     parsed,
@@ -104,5 +104,5 @@ def test_sums_over_two_ranks_use_more_blocks(
     monkeypatch.setenv("NCCL_MIN_CTAS", before or "")  # restored after the test
     if before is None:
         monkeypatch.delenv("NCCL_MIN_CTAS")
-    add_faster(ranks, on_hopper)
+    speed_up_sums(ranks, on_hopper)
     assert os.environ.get("NCCL_MIN_CTAS") == after
