@@ -48,7 +48,7 @@ def _block_kernel(
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_parts"])
-def _sort_kernel(
+def _place_kernel(
     chosen, ends, starts, ids, n_rows, n_parts, PART: tl.constexpr, OTHERS: tl.constexpr
 ):  # fmt: skip
     part = tl.program_id(0)
@@ -84,5 +84,5 @@ def sorted_rows(chosen: Tensor, block: int, n_experts: int) -> Rows:
         ends, ids, experts, n_ids, starts, n, parts,
         EXPERTS=lanes, BLOCK=block, LANES=triton.next_power_of_2(block),
     )  # fmt: skip
-    _sort_kernel[(parts,)](chosen, ends, starts, ids, n, parts, PART=_PART, OTHERS=_OTHERS)
+    _place_kernel[(parts,)](chosen, ends, starts, ids, n, parts, PART=_PART, OTHERS=_OTHERS)
     return Rows(ids, experts, n_ids)
