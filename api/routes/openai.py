@@ -88,7 +88,7 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
         asked = await _parsed(request.headers.get("content-type", ""), body, services)
     except fields.UnreadableError as error:
         return openai_error(400, str(error), param=error.param)
-    model = asked.get("model")
+    model = asked.get("model") or None  # to vLLM, an empty name is no name
     if model not in {worker.model for worker in workers}:
         workers = await services.gateway.workers.now()  # reads again before a client is refused
     models = sorted({worker.model for worker in workers})
@@ -176,6 +176,8 @@ async def models(request: Request, services: AppServices) -> Response:
 @router.get("/v1/models/{model:path}", summary="Show one model")
 async def model(request: Request, services: AppServices, model: str) -> Response:
     """Returns a model's entry of /v1/models. The name may contain slashes, escaped or not."""
+    if not model:  # /v1/models/, which vLLM redirects to /v1/models
+        return await models(request, services)
     entries, refusal = await _entries(request, services)
     if model in entries:
         return JSONResponse(entries[model])

@@ -92,14 +92,16 @@ class TestChoice:
         for thread in threads:
             thread.join(60)
 
-    def test_request_without_model_goes_to_the_only_one(self, node: Node) -> None:
+    @pytest.mark.parametrize("name", [None, ""])
+    def test_request_without_model_goes_to_the_only_one(self, node: Node, name: str | None) -> None:
         node.start("w1", answers)
-        assert node.chat(None).content == ANSWER
+        assert node.chat(name).content == ANSWER
 
-    def test_request_without_model_among_several_is_400(self, node: Node) -> None:
+    @pytest.mark.parametrize("name", [None, ""])
+    def test_request_without_model_among_several_is_400(self, node: Node, name: str | None) -> None:
         node.start("w1", answers)
         node.start("w2", answers, model="other")
-        answer = node.chat(None)
+        answer = node.chat(name)
         assert answer.status_code == 400
         assert answer.json()["error"]["message"] == "Name a model: other, tiny-qwen3."
 

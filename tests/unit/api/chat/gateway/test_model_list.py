@@ -26,6 +26,10 @@ class TestModels:
         assert listed["data"][0]["max_model_len"] == 2048
         assert second.received == []
 
+    def test_are_the_same_with_a_slash_at_the_end(self, api: httpx.Client, start: Start) -> None:
+        start("w1", self.listing(MODEL))
+        assert api.get("/v1/models/").json() == api.get("/v1/models").json()
+
     def test_of_a_dead_worker_are_another_ones(self, api: httpx.Client, start: Start) -> None:
         start("w1", self.listing(MODEL)).die()
         start("w2", self.listing(MODEL))
