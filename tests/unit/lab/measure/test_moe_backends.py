@@ -1,8 +1,9 @@
-"""`bench --try-moe-backend` with engines that sleep, and move artifacts, as told."""
+"""`bench --try-moe-backend` with engines that move the clock and artifacts as told."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.encoding import decode_vector, encode_vectors
 from tests.harness.commands import run_here
+from tests.harness.samples import Clock
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
 
@@ -50,6 +52,7 @@ BACKENDS = {
 
 class MovedEngine(SyntheticEngine):
     running = 0
+    clock = Clock()
 
     def __init__(self, options: EngineOptions) -> None:
         name = options.vllm_args[-1].partition("--moe-backend=")[2] if options.vllm_args else ""
@@ -59,14 +62,11 @@ class MovedEngine(SyntheticEngine):
         assert MovedEngine.running == 0  # two would share a GPU's memory
         MovedEngine.running += 1
         super().__init__(
-            EngineOptions(
-                model=options.model,
-                engine="synthetic",
-                synthetic_step_ms=self.backend.step_ms,
-            )
+            EngineOptions(model=options.model, engine="synthetic", synthetic_step_ms=0)
         )
 
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+        self.clock.now += self.backend.step_ms / 1000
         values = super().compute_batch(spec, nonces)
         vectors = np.array([decode_vector(str(value), 12) for value in values])
         vectors[:, 0] += self.backend.moves + (BY_SIZE if len(nonces) < BATCH else 0.0)
@@ -80,6 +80,8 @@ class MovedEngine(SyntheticEngine):
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.local_engine.load_engine", MovedEngine)
     monkeypatch.setattr(MovedEngine, "running", 0)
+    clock = SimpleNamespace(perf_counter=MovedEngine.clock)
+    monkeypatch.setattr("lab.measure.speed.time", clock)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from poc_core.errors import SettingsError
 from workers.vllm.start.launch import (
-    speed_up_sums,
     garbage_may_wait,
     names_grammars,
     parsed,
     send_no_comments,
+    speed_up_sums,
 )
 
 
