@@ -164,6 +164,7 @@ for _path in (one.removeprefix("POST ") for one in openai_paths.USUAL):
     )
 
 
+@router.get("/v1/models/", include_in_schema=False)  # otherwise a model with an empty name
 @router.get("/v1/models", summary="List the models of all workers")
 async def models(request: Request, services: AppServices) -> Response:
     """Lists the served models, each with the entry that its worker's vLLM returns."""
@@ -176,8 +177,6 @@ async def models(request: Request, services: AppServices) -> Response:
 @router.get("/v1/models/{model:path}", summary="Show one model")
 async def model(request: Request, services: AppServices, model: str) -> Response:
     """Returns a model's entry of /v1/models. The name may contain slashes, escaped or not."""
-    if not model:  # /v1/models/, which vLLM redirects to /v1/models
-        return await models(request, services)
     entries, refusal = await _entries(request, services)
     if model in entries:
         return JSONResponse(entries[model])

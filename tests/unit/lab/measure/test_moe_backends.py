@@ -1,4 +1,4 @@
-"""`bench --try-moe-backend` with engines that move the clock and artifacts as told."""
+"""`bench --try-moe-backend` with engines whose times and artifacts are those of BACKENDS."""
 
 import json
 from collections.abc import Sequence

@@ -17,6 +17,13 @@ ELSEWHERE = 3  # another rank's expert
 BLOCK = 16
 
 
+def uneven_choice(tokens: int, n_experts: int, a_token: int) -> Tensor:
+    """Each token's experts: some experts have no rows, the first ones many."""
+    torch.manual_seed(tokens)
+    scores = torch.rand(tokens, n_experts) + torch.linspace(1, 0, n_experts)
+    return scores.topk(a_token).indices
+
+
 def rows_of(chosen: Tensor, n_experts: int, block: int, elsewhere: int | None = None) -> Any:
     """Rows by expert in whole blocks, as vLLM's moe_align_block_size orders them. `elsewhere`:
     another rank's expert."""

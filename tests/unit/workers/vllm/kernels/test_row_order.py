@@ -17,12 +17,10 @@ def mixed(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
 
 
 def check(tokens: int, n_experts: int, a_token: int, block: int, device: str = "cpu") -> None:
-    from tests.unit.workers.vllm.kernels.test_experts import rows_of
+    from tests.unit.workers.vllm.kernels.test_experts import rows_of, uneven_choice
     from workers.vllm.kernels.row_order import in_order
 
-    torch.manual_seed(tokens)
-    # Some experts have no rows, the first ones many.
-    chosen = (torch.rand(tokens, n_experts) + torch.linspace(1, 0, n_experts)).topk(a_token).indices
+    chosen = uneven_choice(tokens, n_experts, a_token)
     expected, experts, n_used = rows_of(chosen, n_experts, block)
     experts[-2:] = experts[-3]  # of blocks that do not count, whatever they say
     rows = mixed(expected, experts, int(n_used), block)

@@ -11,12 +11,10 @@ pytestmark = pytest.mark.xdist_group("interpreted")
 def check(
     tokens: int, n_experts: int, a_token: int, block: int, device: str = "cpu", dtype: str = "int32"
 ) -> None:
-    from tests.unit.workers.vllm.kernels.test_experts import rows_of
+    from tests.unit.workers.vllm.kernels.test_experts import rows_of, uneven_choice
     from workers.vllm.kernels.sorted_rows import sorted_rows
 
-    torch.manual_seed(tokens)
-    # Some experts have no rows, the first ones many.
-    chosen = (torch.rand(tokens, n_experts) + torch.linspace(1, 0, n_experts)).topk(a_token).indices
+    chosen = uneven_choice(tokens, n_experts, a_token)
     expected = rows_of(chosen, n_experts, block)
     n = int(expected.n)
     found = sorted_rows(chosen.to(device, getattr(torch, dtype)), block, n_experts)
