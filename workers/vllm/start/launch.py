@@ -149,12 +149,13 @@ def _configured(
 
 
 def speed_up_sums(n_ranks: int, on_hopper: bool) -> None:
-    """Lets NCCL use more thread blocks for sums over two tensor-parallel ranks: 327 GB/s instead of
-    298 on two H200s, for 1 GB of each GPU's memory. Sums over more ranks are left alone, because
-    their bits would differ.
+    """Sets NCCL's blocks and buffer size for sums over two tensor-parallel ranks: 342 GB/s instead
+    of 299 on two H200s, for 0.4 GB of each GPU's memory. An operator's own number of blocks is
+    kept. Sums over more ranks are left alone, because their bits would differ.
     """
-    if n_ranks == 2 and on_hopper:
-        os.environ.setdefault("NCCL_MIN_CTAS", "64")
+    if n_ranks == 2 and on_hopper and "NCCL_MIN_CTAS" not in os.environ:
+        os.environ["NCCL_MIN_CTAS"] = "64"
+        os.environ.setdefault("NCCL_BUFFSIZE", "524288")
 
 
 def parsed(parser: Any, words: Sequence[str]) -> Any:

@@ -96,13 +96,21 @@ def test_streams_get_no_comments_whatever_the_operator_says() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "on_hopper", "before", "after"),
-    [(2, True, None, "64"), (2, True, "8", "8"), (4, True, None, None), (2, False, None, None)],
+    [
+        (2, True, {}, {"NCCL_MIN_CTAS": "64", "NCCL_BUFFSIZE": "524288"}),
+        (2, True, {"NCCL_MIN_CTAS": "8"}, {"NCCL_MIN_CTAS": "8"}),
+        (2, True, {"NCCL_BUFFSIZE": "9"}, {"NCCL_MIN_CTAS": "64", "NCCL_BUFFSIZE": "9"}),
+        (4, True, {}, {}),
+        (2, False, {}, {}),
+    ],
 )
 def test_sums_over_two_ranks_use_more_blocks(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, on_hopper: bool, before: str | None, after: str
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    on_hopper: bool,
+    before: dict[str, str],
+    after: dict[str, str],
 ) -> None:
-    monkeypatch.setenv("NCCL_MIN_CTAS", before or "")  # restored after the test
-    if before is None:
-        monkeypatch.delenv("NCCL_MIN_CTAS")
+    monkeypatch.setattr(os, "environ", dict(before))
     speed_up_sums(ranks, on_hopper)
-    assert os.environ.get("NCCL_MIN_CTAS") == after
+    assert os.environ == after
