@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, cast
 from urllib.parse import unquote
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -179,6 +180,7 @@ class _Limited(HttpToolsProtocol):
         # when the time limit for the client's request began; None while no request arrives
         self._since: float | None = None
         self._headers_done = False
+        self._offers_upgrade = False  # whether the headers offer another protocol
         self._excess: tuple[int, str] | None = None  # status and text for too many headers
         # starts the request's handler; None if the handler has started
         self._starts: Callable[[], None] | None = None
@@ -210,7 +212,13 @@ class _Limited(HttpToolsProtocol):
             if self.place is self.places.late:
                 self.places.put(self, self.places.fresh)
         self._ended_one = False
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except HttpParserError:
+            msg = "Invalid HTTP request received."
+            self.logger.warning(msg)
+            self.send_400_response(msg)
         if self._headers_done or self._ended_one or self.transport.is_closing():
             return  # the bytes belonged to a body, at least in part
         self._n_header_bytes += len(data)
@@ -263,6 +271,11 @@ class _Limited(HttpToolsProtocol):
             self._exceeds(_TOO_LARGE)
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ValueError("too many requests wait for their answers")  # stops the parser
+        self._offers_upgrade = self.parser.should_upgrade() and any(
+            name == b"upgrade" for name, _ in self.headers
+        )
+        if self._offers_upgrade:
+            return  # the request begins again without the offer (_parse)
         self._since = self.loop.time()
         super().on_headers_complete()
         if self.pipeline:
@@ -281,6 +294,8 @@ class _Limited(HttpToolsProtocol):
             self.flow.pause_reading()  # until the app asks for more
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade:
+            return
         self._start()
         self._ended_one = True
         self._since = None
@@ -328,6 +343,28 @@ class _Limited(HttpToolsProtocol):
             allowed_s = self.limits.request_s if self._headers_done else self.limits.headers_s
             if now - self._since > allowed_s:
                 self._refuse(408, f"The request was not whole within {allowed_s:g} s.")
+
+    def _parse(self, data: bytes) -> None:
+        """Parses received bytes. Raises HttpParserError if the bytes are not HTTP.
+
+        Java's HTTP client offers h2c in each request. The parser ends such a request after its
+        headers, without the body, so the headers are parsed again without the offer.
+        """
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            if self._offers_upgrade:  # otherwise the method is CONNECT
+                left = [header for header in self.headers if header[0] != b"upgrade"]
+                head = b"%s %s HTTP/%s\r\n%s\r\n" % (
+                    self.parser.get_method(),
+                    self.url,
+                    self.parser.get_http_version().encode(),
+                    b"".join(b"%s: %s\r\n" % header for header in left),
+                )
+                # A parser refuses everything after a request that closes the connection.
+                self.parser = HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._parse(head + data[upgrade.args[0] :])
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Delays the request's handler until the body, or more than 8 KiB of it, has arrived.

@@ -81,6 +81,39 @@ def test_a_body_is_no_header_however_large(connect: Connect, n_bytes: int) -> No
     assert answer.endswith(b"x" * n_bytes)
 
 
+JAVAS = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize("n_bytes", [0, 10, 1024 * 1024])
+@pytest.mark.parametrize("upgrade", [JAVAS, JAVAS.replace(b"h2c", b"websocket")])
+def test_a_body_is_read_although_the_client_offers_another_protocol(
+    connect: Connect, upgrade: bytes, n_bytes: int
+) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\n" + upgrade
+    sent = head + b"Content-Length: %d\r\n\r\n" % n_bytes + b"x" * n_bytes
+    answer = rest(connect(sent + CLOSES + b"Content-Length: 4\r\n\r\nlast"))
+    first, _, second = answer.partition(b"\r\n\r\n")[2].partition(b"HTTP/1.1 ")
+    assert first == (b"x" * n_bytes or b"ok")
+    assert second.startswith(b"200")
+    assert second.endswith(b"last")
+
+
+def test_a_chunked_body_behind_an_offer_may_come_byte_by_byte(connect: Connect) -> None:
+    connection = connect()
+    for byte in CLOSES.replace(b"close", b"close, Upgrade") + JAVAS[JAVAS.index(b"Upgrade: ") :]:
+        connection.sendall(bytes([byte]))
+    for byte in b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n":
+        connection.sendall(bytes([byte]))
+    answer = rest(connection)
+    assert status(answer) == 200
+    assert answer.endswith(b"\r\n\r\nabcde")
+
+
+def test_an_offer_does_not_raise_the_limit_of_headers(connect: Connect) -> None:
+    answer = rest(connect(GET + JAVAS + b"x: " + b"y" * HEADER_BYTES + b"\r\n\r\n"))
+    assert status(answer) == 431
+
+
 def test_a_trailer_is_no_header(connect: Connect) -> None:
     chunked = CLOSES + b"Transfer-Encoding: chunked\r\n\r\n"
     answer = rest(connect(chunked + b"2\r\nhi\r\n0\r\nAuthorization: Bearer x\r\n\r\n"))

@@ -232,7 +232,7 @@ async def test_what_is_used_of_uvicorn_is_where_it_was() -> None:
     assert overridden | {"_unset_keepalive_if_required"} <= vars(HttpToolsProtocol).keys()
     of_a_protocol = {
         *("connections", "cycle", "loop", "pipeline", "transport", "timeout_keep_alive"),
-        *("client", "expect_100_continue"),
+        *("client", "expect_100_continue", "logger", "parser"),
     }
     of_a_request = {"headers", "scope", "url"}  # which a protocol has from the first one on
     names = HttpToolsProtocol.on_message_begin.__code__.co_names
