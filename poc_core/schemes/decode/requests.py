@@ -3,12 +3,12 @@
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import BaseModel, FailFast, Field, JsonValue
-from typing_extensions import TypedDict
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, JsonValue
 
 from poc_core import errors, fields
 from poc_core.records import ProofSpec
 from poc_core.schemes import requests
+from poc_core.schemes.artifact.requests import ReceivedArtifact
 from poc_core.schemes.artifact.terms import ReceivedStatTest
 from poc_core.schemes.decode.options import MARGIN, DecodeOptions
 
@@ -34,12 +34,18 @@ class DecodeParams(requests.Params):
     max_tokens: fields.Count = Field(ge=1, description="Steps after the prefill.")
 
 
-class DecodeArtifact(TypedDict):
-    """A nonce's chain: the points of its prefill and of each step."""
+def _points(claimed: Any) -> Any:
+    """Returns a claimed chain. Replaces one that is no list by a chain of the wrong length."""
+    return claimed if claimed is None or isinstance(claimed, list) else [_NO_POINT]
 
-    nonce: fields.Nonce
-    vector_b64: NotRequired[str]
-    k_points_steps: NotRequired[list[Any] | None]
+
+Points = Annotated[list[Any], BeforeValidator(_points)]
+
+
+class DecodeArtifact(ReceivedArtifact):
+    """A nonce's chain: the points of its prefill and of each step. `vector_b64` has no effect."""
+
+    k_points_steps: NotRequired[Annotated[list[Any] | None, BeforeValidator(_points)]]
 
 
 class DecodeValidation(BaseModel):
@@ -63,7 +69,7 @@ class DecodeBody(requests.JobBody):
     validation: DecodeValidation | None = Field(
         default=None, description="Chains to check instead of computing new ones."
     )
-    enforced_k_steps: dict[fields.Nonce, list[Any]] | None = Field(
+    enforced_k_steps: dict[fields.Nonce, Points] | None = Field(
         default=None, description="The claims, if they are not in `validation`."
     )
     stat_test: ReceivedStatTest | None = Field(default=None, description="Terms of the validation.")

@@ -116,6 +116,22 @@ def test_claims_determine_the_values() -> None:
     }
 
 
+@pytest.mark.parametrize("vector", [None, 5, [], "no base64"])
+@pytest.mark.parametrize("chain", ["AQIDBAU=", 5, {}, True])
+def test_a_claim_that_is_no_chain_is_a_wrong_one(chain: Any, vector: Any) -> None:
+    sent = decode_body(validation=claims([1, 2, 3, 4, 5], chain, [0]))
+    for artifact in sent["validation"]["artifacts"]:
+        artifact["vector_b64"] = vector
+    found = DecodeBody.model_validate_json(json.dumps(sent)).spec().options["enforced"]
+    assert found == {"0": [1, 2, 3, 4, 5], "1": [-1], "2": [0]}
+
+
+def test_an_enforced_claim_that_is_no_chain_is_a_wrong_one() -> None:
+    sent = decode_body(nonces=[0], validation=claims([1]), enforced_k_steps={"0": "AQIDBAU="})
+    found = DecodeBody.model_validate_json(json.dumps(sent))
+    assert found.spec().options["enforced"] == {"0": [-1]}
+
+
 def test_enforced_steps_are_taken_in_the_place_of_the_artifacts() -> None:
     sent = decode_body(nonces=[0], validation=claims([]), enforced_k_steps={"0": [1, 2]})
     assert DecodeBody.model_validate_json(json.dumps(sent)).spec().options["enforced"] == {
