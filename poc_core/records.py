@@ -20,7 +20,7 @@ class ProofSpec(BaseModel, frozen=True):
     block_hash: str
     public_key: str
     seq_len: int
-    options: dict[str, JsonValue] = {}  # the scheme's own (Contract.options)
+    options: dict[str, JsonValue] = {}  # inputs that only this scheme has (Contract.options)
 
 
 class Passes(NamedTuple):

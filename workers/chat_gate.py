@@ -44,8 +44,8 @@ class _Pace:
         self.not_before = 0.0
 
     def ran(self, started: float, busy_s: float) -> None:
-        # Counted from when the slice should have started, so that late slices do not lower the
-        # share. At most one period back: time that chat did not use is not counted.
+        # The period begins when the slice should have started, so that late slices do not lower
+        # the share. A start more than one period ago does not count: chat was idle in between.
         period_s = busy_s / self._share
         self.not_before = min(started, max(self.not_before, started - period_s)) + period_s
 

@@ -18,8 +18,8 @@ from workers.work import Turns, finish_or_fail
 
 logger = logging.getLogger(__name__)
 
-# Seconds after which queued nonces are recounted even without an expired job, because no other
-# process counts those of a model whose workers have all ended.
+# Seconds after which queued nonces are recounted even without an expired job. If all workers of a
+# model have ended, no worker notices that a job of this model has expired.
 _RECOUNT_S = 60.0
 
 # Seconds to wait for the chat port's answer.

@@ -130,7 +130,7 @@ class WorkerProcess:
         validations.start()
         try:
             engine.begin_work()
-            # Never collects existing objects again, and others more rarely.
+            # Existing objects are never collected again, and new objects more rarely.
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GARBAGE_THRESHOLDS)
@@ -141,7 +141,7 @@ class WorkerProcess:
             proofs.stop()
             if gate is not None and self._began_to_leave is not None:
                 self._heartbeat.beat()
-                # Until no API process remembers this worker as available for chat.
+                # Waits until no API process lists this worker as available for chat.
                 time.sleep(CHAT_MEMORY_S)
                 _let_chat_end(gate, self._began_to_leave + CHAT_GRACE_S)
         finally:
@@ -207,7 +207,7 @@ def _serve_chat(
     """Starts the chat server. Returns its chat gate and port, or (None, None) without chat."""
     if settings.chat.mode == "off":
         return None, None
-    # half: a client with wait=true gets its first batch before its own limit
+    # Half, so that a client with wait=true gets its first batch before its limit ends.
     starvation = Starvation(settings.generate_chunk_timeout_sec / 2)
     gate = ChatGate(settings.chat, engine.unfinished_chat, starvation)
     port = engine.serve_chat(gate, settings.chat_host, secret)

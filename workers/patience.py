@@ -27,7 +27,7 @@ def until_redis_answers(step: Callable[[], T]) -> T:
             return step()
         except RedisError as error:
             if isinstance(error, ResponseError) and not is_transient(error):
-                raise  # an error in a command would repeat
+                raise  # a repetition would fail in the same way
             if time.monotonic() - logged_at > _LOG_INTERVAL_S:
                 logger.warning("waiting for Redis with unfinished work: %s", error)
                 logged_at = time.monotonic()

@@ -167,7 +167,7 @@ class Proofs:
         while self._take_orders():
             try:
                 self._step()
-            except errors.ProoflineError as error:  # the ended micro-batches have the error
+            except errors.ProoflineError as error:  # the micro-batches' futures have the error
                 logger.error("%s", error)
             except Exception as error:
                 logger.exception("proofs cannot be computed")

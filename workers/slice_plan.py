@@ -29,7 +29,7 @@ _MOST_STEPS = 16
 # memory permanently: libraries keep code for it, and on CPUs its freed memory fits no other size.
 _SIZES = 4
 _SIZES_KEPT = 32
-# Largest growth factor of a shrunk micro-batch: a short one predicts little about a long one.
+# Largest growth factor of a shrunk micro-batch: its time predicts little about much larger ones.
 _GROWTH = 2
 
 
@@ -41,7 +41,7 @@ _Kind = tuple[str, int, bool]
 class _LayerTimes:
     """The mean seconds per layer of one kind of micro-batch, measured at its most recent size."""
 
-    n: int  # nonces of the last one measured
+    n: int  # nonces of the last measured micro-batch
     layer_s: float  # seconds of one of its layers
     measured: int = 1  # number of measurements
     too_long: TTLCache[int, bool] = field(default_factory=lambda: TTLCache(_SIZES_KEPT, _RETRY_S))
@@ -51,7 +51,7 @@ class _LayerTimes:
         return self.layer_s / self.n
 
     def note(self, n: int, layer_s: float) -> None:
-        if n != self.n or layer_s < self.layer_s / 2:  # the first ones compile and fill caches
+        if n != self.n or layer_s < self.layer_s / 2:  # the first calls compile and fill caches
             self.n, self.layer_s, self.measured = n, layer_s, 1
             return
         self.measured += 1
@@ -83,7 +83,7 @@ class SlicePlan:
         longest_call_s: float = math.inf,
         token_layer_s: float = 0.0,
     ) -> None:
-        """`max_step_ms`: longest delay of chat; None without chat. The others are Engine's."""
+        """`max_step_ms`: longest delay of chat; None without chat. For the others see Engine."""
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s
         self._token_layer_s = token_layer_s
@@ -98,7 +98,7 @@ class SlicePlan:
         kind, limit_s = _kind(spec, steps), min(self._limit_s, self._longest_call_s)
         with self._lock:
             times = self._times.get(kind)
-            if times is None:  # no measurement: too rough for chat's limit
+            if times is None:  # an estimate is too rough for chat's limit
                 times, limit_s = self._expected(kind, most), self._longest_call_s
             return times.most_within(limit_s, most)
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds that chat uses the engine before clients see that their job waits for chat.
 _CHAT_WAIT_S = 1.0
-# Seconds between two checks of a full outbox, and between two log lines about one.
+# Seconds between two checks of a full outbox, and between two log lines about a full outbox.
 _FULL_PAUSE_S = 0.2
 _FULL_LOG_S = 10.0
 
@@ -156,7 +156,7 @@ class Work:
     def release(self, lease: records.Lease, lost_engine: bool) -> None:
         try:
             self._store.release(lease, lost_engine)
-        except RedisError as error:  # it is free once the heartbeats do not list it
+        except RedisError as error:  # heartbeats stop listing the lease, which frees it
             logger.warning("could not give back a lease of %s: %s", lease.owner_id, error)
         finally:
             self._store.hand.drop(lease.number)
@@ -179,7 +179,7 @@ class Work:
             found = self._store.lease(self._model, only_validations, self._round, places, done)
         except Exception as error:
             if not is_transient(error):
-                self._store_done()  # alone: these values may be the cause
+                self._store_done()  # in a separate request, because these values may be the cause
             raise
         self._forget_done()
         if isinstance(found, list) and found and not found[0].of_round:
@@ -214,7 +214,7 @@ class Work:
         try:
             if until_redis_answers(lambda: self._store.complete(lease, values)):
                 finish_or_fail(self._jobs, job_id)
-        except Exception as error:  # of this batch, not of the others
+        except Exception as error:  # concerns only this batch
             self._not_completed(job_id, error)
         finally:
             self._store.hand.drop(lease.number)

@@ -61,7 +61,7 @@ class Chats:
         self._counts: Counter[str] = Counter()
         self._active = 0
         self._busy_ms = 0.0  # total time of requests in progress that is not yet reported
-        self._since = clock()  # when `_active` was last added to `_busy_ms`
+        self._since = clock()  # the time up to which `_busy_ms` counts
 
     @contextmanager
     def under_way(self, model: str) -> Iterator[Chat]:

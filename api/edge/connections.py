@@ -331,7 +331,7 @@ class _Limited(HttpToolsProtocol):
         self.places.put(self, None)
         self.connections.discard(self)
         if waits_for_answer and not self.cycle.response_started:
-            self._refuse(503, "You have more unfinished answers than the node has places for.")
+            self._refuse(503, "The node is full, and you have the most requests in progress.")
         else:
             self.transport.abort()
 

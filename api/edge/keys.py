@@ -149,7 +149,7 @@ class KeyFile:
             )
         except OSError as error:
             raise KeysError(
-                f"Cannot write next to {self.path} ({error.strerror}); choose another place with"
+                f"Cannot write in {self.path.parent} ({error.strerror}); choose another file with"
                 " POC_API_KEYS_FILE."
             ) from None
         try:

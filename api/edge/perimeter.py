@@ -73,9 +73,9 @@ class Perimeter:
         ]
         is_audio = types == [_FORM] and _AUDIO in scope["path"]
         if is_audio and not origins:
-            return None  # not sent by a page: a browser that can send forms also sends an Origin
+            return None  # not from a web page: browsers send an Origin with a form
         if len(types) != 1 or not _JSON.fullmatch(types[0]):
-            # The network forwards its users' content types here, and vLLM would answer 400.
+            # The network forwards users' requests to clients' paths; vLLM would answer 400.
             return _answer(
                 400 if is_clients_path(scope["path"]) and not is_audio else 415,
                 "The body must be JSON, with the header Content-Type: application/json.",

@@ -224,7 +224,7 @@ def _refs(folder: Path) -> dict[str, str]:
         for name in names:
             path = Path(place, name)
             with suppress(OSError, ValueError):
-                if path.is_file():  # no pipe, which could have no end
+                if path.is_file():  # not a pipe, which might never end
                     found[path.relative_to(folder).as_posix()] = path.read_text().strip()
     return found
 

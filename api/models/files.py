@@ -111,7 +111,7 @@ def indexed(path: Path) -> set[str]:
 
 def parsed(path: Path) -> dict[str, Any]:
     """Parses a JSON file. BrokenModelError if the file cannot be read or has no JSON object."""
-    _size(path)  # no pipe, which could have no end
+    _size(path)  # refuses a pipe, which might never end
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:

@@ -89,8 +89,8 @@ def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Findin
         return
     if _is_virtual(cpuinfo):
         yield _NCCL.warning(
-            "In a virtual machine NVLink's multicast may look as if it worked and does not: workers"
-            " of several GPUs then end at their start with `NCCL error: unhandled cuda error`.",
+            "In a virtual machine NVLink's multicast may seem to work but fail: workers with"
+            " several GPUs then end at their start with `NCCL error: unhandled cuda error`.",
             "Start the node with NCCL_NVLS_ENABLE=0.",
         )
 

@@ -17,7 +17,7 @@ from poc_core.settings import REDIS_TIMEOUT_S, load_settings
 
 _JOINING, _TOKEN, _API, _REDIS = map(Subject, ("joining", "token", "api", "redis"))
 
-_ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts invite`."
+_ANEW = "Ask the operator for another token: `proofline hosts revoke`, then `hosts invite`."
 
 
 def checks(options: Join) -> list[Check]:

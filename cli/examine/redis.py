@@ -134,7 +134,7 @@ def _promises(info: dict[str, Any]) -> Iterator[Finding]:
     if limit and used > limit * _NEARLY_FULL:
         used_mib, limit_mib = used / 2**20, limit / 2**20
         yield _REDIS.problem(
-            f"{used_mib:.0f} of its {limit_mib:.0f} MiB are used; full, it takes no writes.",
+            f"{used_mib:.0f} of its {limit_mib:.0f} MiB are used; a full Redis refuses writes.",
             "Raise maxmemory.",
         )
 

@@ -26,7 +26,7 @@ class Sender:
     digests: dict[str, bytes] = field(default_factory=dict)  # payload id -> digest of the contents
     nonces: set[int] = field(default_factory=set)
     repeated_payloads: int = 0  # repeated because an answer was late or lost
-    gapless: bool = False  # True if all nonces of a sequence must come
+    gapless: bool = False  # True if every nonce of a sequence is expected
 
     def missing(self) -> list[int]:
         """Returns the missing nonces between the lowest and highest; [] unless `gapless`.

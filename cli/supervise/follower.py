@@ -34,7 +34,7 @@ from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions
 
-LAST_LOOK_S = 5.0  # limit for a running look to end
+LAST_LOOK_S = 5.0  # most seconds that `stop` waits for a look in progress
 # Seconds between two reports of the workers' last log lines. An ended process is reported at once.
 LOGS_S = 2.0
 # A folder whose mtime each look updates while a worker is ready, for health checks.

@@ -42,8 +42,8 @@ def why_not_trusted(
     revision = arguments.get("revision")
     if revision is None:
         return (
-            "not without the --revision that is trusted; a model that needs it requires --revision"
-            f" and POC_TRUSTED_MODELS={model}@COMMIT"
+            "not without the --revision that is trusted; if the model needs its own code, give"
+            f" --revision and POC_TRUSTED_MODELS={model}@COMMIT"
         )
     if f"{model}@{revision}" in trusted:
         return None

@@ -89,7 +89,7 @@ _REVISION = re.compile(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,3}", re.ASCII)
 _PATTERNS = {
     "revision": _REVISION,
     "served-model-name": re.compile(r"\S([^\t\n\r]{0,254}\S)?"),
-    "tokenizer": re.compile(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99})?", re.ASCII),  # on the hub
+    "tokenizer": re.compile(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99})?", re.ASCII),  # a hub repository
     "tokenizer-revision": _REVISION,
 }
 

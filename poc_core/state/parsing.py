@@ -25,7 +25,7 @@ _WORKER = TypeAdapter(records.WorkerRecord)
 BREAKS_AT = 5
 # The problem that a courier reports with its sign of life if certificates are unusable.
 BAD_CERTIFICATES = "certificates"
-# Receivers listed in a status, and receivers examined to find them.
+# Most receivers that a status lists, and most receivers that are examined for this list.
 _MOST_LISTED = 20
 MOST_LOOKED_AT = 100
 # The fields of a round's hash for a RoundRecord, without the counts by worker.

@@ -32,8 +32,8 @@ _MOST_KEPT = 100_000
 
 # Jobs checked per script call: about 3 ms of Redis' time.
 _CHUNK = 500
-# After a worker's check of the jobs, all workers skip theirs for this share of reap_interval_s. It
-# is below the shortest pause between a worker's own checks.
+# After one worker's check of the jobs, no worker checks the jobs for this share of reap_interval_s.
+# The share is below a worker's shortest pause between two checks.
 _TURN = 0.75
 
 # Ranges of scores in a model's line.

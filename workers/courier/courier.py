@@ -100,7 +100,7 @@ class Places:
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which one outbox may keep its place before others get it.
+# Seconds after which an outbox gives its place to another outbox.
 TURN_S = 30.0
 # Threads that call Redis and assemble payloads. Each needs memory for several payloads.
 _REDIS_THREADS = 4
@@ -169,7 +169,7 @@ class Courier:
         except RedisError as error:
             logger.warning("could not deliver %s: %s", outbox_id, error)
         except Exception:
-            logger.exception("could not deliver %s", outbox_id)  # other outboxes go on
+            logger.exception("could not deliver %s", outbox_id)  # other outboxes continue
 
     async def _try(self, delivery: Delivery) -> bool:
         """Sends a payload and records the result. Returns True if the next payload may follow."""

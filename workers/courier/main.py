@@ -34,7 +34,7 @@ from workers.courier.tls_clients import CONNECTIONS
 
 # Seconds between two searches for due deliveries.
 TICK_S = 0.25
-# Most seconds between two signs of life for any POC_WORKER_TTL_S; containers wait 60 s for a sign.
+# Most seconds between two signs of life, also if POC_WORKER_TTL_S is long: containers wait 60 s.
 _SIGN_S = 20.0
 ALIVE = Path(tempfile.gettempdir(), "proofline-courier")
 SCRIPTS_WAIT_S = 20.0  # less than supervisors wait for the courier to end
@@ -61,7 +61,7 @@ def run_courier(redis_url: str | None = None) -> None:
     courier = Courier(
         outbox, Receivers(redis), poster, settings.callback_max_retries, settings.callback_max_bytes
     )
-    with contextlib.suppress(RedisError):  # an API may be starting at the same time
+    with contextlib.suppress(RedisError):  # an API may load the scripts later
         scripts.wait_until_loaded(redis, SCRIPTS_WAIT_S)
     with courier.running():
 

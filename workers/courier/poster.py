@@ -31,7 +31,7 @@ _MOST_REMEMBERED = 1000
 # Bytes passed to a connection at a time.
 _PIECE = 64 * 1024
 
-# All that clients may read about a silent receiver: with details, they could scan the network.
+# The only text for clients about a silent receiver: details would let them scan the network.
 UNREACHABLE = (
     f"The receiver could not be reached or did not answer within {DEADLINE_S:g} s; see the"
     " courier's log."
@@ -115,9 +115,7 @@ class Poster:
             return Result(End.FORBIDDEN, NO_CERTIFICATES, str(error))
         except callback_tls.PlainUrlError as error:
             return Result(End.FORBIDDEN, str(error), str(error))
-        except (
-            callback_tls.HandshakeError
-        ) as error:  # reveals nothing: anybody could try the handshake
+        except callback_tls.HandshakeError as error:  # no secret: any client can try the handshake
             said = f"No TLS with {callbacks.redacted(delivery.url)}: {error}."
             return Result(End.SILENT, said, said)
         except ForbiddenReceiverError as error:

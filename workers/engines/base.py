@@ -64,7 +64,7 @@ class Slice(NamedTuple):
     until: int = 1
 
 
-# Ids of micro-batches; a new one for each restart, because times of the old one may come late.
+# Ids of micro-batches. A restart gets a new id, because times with the old id may arrive late.
 _IDS = itertools.count()
 
 
@@ -126,7 +126,7 @@ class MicroBatch:
             one.future.add_done_callback(self._part_ended)
 
     def _part_ended(self, part: Future[Sequence[JsonValue]]) -> None:
-        if self.future.done():  # by another part's error
+        if self.future.done():  # another part has failed
             return
         if error := part.exception():
             self.future.set_exception(error)
@@ -141,8 +141,8 @@ class Tick:
     begin: Sequence[MicroBatch] = ()  # new micro-batches
     slices: Sequence[Slice] = ()
     drop: Sequence[int] = ()  # ids of cancelled micro-batches
-    wait: bool = False  # True: returns when all launched slices are done
-    fetch: int | None = None  # id of a launched micro-batch: returns when its values are available
+    wait: bool = False  # True: waits until all launched slices are done
+    fetch: int | None = None  # id of a launched micro-batch: waits for its values
 
 
 @dataclass(frozen=True)

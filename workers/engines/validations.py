@@ -11,7 +11,7 @@ Way = Literal["pass", "steps", "none"]
 class Validations:
     """Counters of one engine's chat validations. The event loop writes; any thread may read."""
 
-    way: Way = "none"  # the way of requests that allow both
+    way: Way = "none"  # for requests that allow both ways
     count: dict[str, int] = field(default_factory=lambda: {"pass": 0, "steps": 0})  # requests
     # time of scoring
     seconds: dict[str, float] = field(default_factory=lambda: {"pass": 0.0, "steps": 0.0})

@@ -18,7 +18,7 @@ from poc_core.state.scripts import SharedScript
 
 logger = logging.getLogger(__name__)
 
-# Seconds between tries to reach Redis. Celery's pause grows to 30 s, idle although Redis is back.
+# Seconds between tries to reach Redis. Celery's own pause grows to 30 s, even if Redis is back.
 _RECONNECT_S = 2.0
 # Seconds between polls of a Redis that refuses commands, for example because its disk is full.
 _REFUSED_S = 0.5
@@ -101,8 +101,8 @@ class _Channel(kombu_redis.Channel):
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         if self._is_abandoned:
             logger.info(
-                "a task ended whose message came before Redis went away; the message will come"
-                " again"
+                "a task ended whose message came over a lost connection to Redis; the message will"
+                " come again"
             )
             return
         try:
@@ -113,13 +113,13 @@ class _Channel(kombu_redis.Channel):
             # Mark the message as done locally: otherwise it would count against the few
             # unacknowledged messages that a worker may have, as long as the connection lives.
             # The message stays in Redis, as above.
-            logger.info("a task ended whose message Redis does not let go yet; it will come again")
+            logger.info("Redis does not remove an ended task's message now; it will come again")
             QoS.ack(self.qos, delivery_tag)
 
     def _connparams(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_abandoned:
             # Celery handles this error.
-            raise ConnectionError("this connection was given up when Redis went away")
+            raise ConnectionError("this connection was abandoned when Redis became unavailable")
         return super()._connparams(*args, **kwargs)
 
     def _get_client(self) -> type[Redis]:

@@ -316,7 +316,7 @@ class TestProvable:
         wrapper = torch.nn.Module()
         wrapper.register_module("inner", torch.nn.Module())
         wrapper.get_submodule("inner").per_layer_embeddings = torch.zeros(3)
-        assert "what chat's last tokens left behind" in str(self.why_not(wrapper))
+        assert "data of chat's last tokens" in str(self.why_not(wrapper))
         wrapper.get_submodule("inner").per_layer_embeddings = None  # type: ignore[assignment]
         assert self.why_not(wrapper) is None
 

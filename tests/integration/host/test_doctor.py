@@ -56,7 +56,7 @@ def test_the_one_that_up_starts_is_fine(settings: Settings) -> None:
     [
         ("maxmemory-policy", "allkeys-lru", "noeviction", "maxmemory-policy is allkeys-lru"),
         ("appendonly", "no", "yes", "appendonly is off"),
-        ("maxmemory", "1", "0", "full, it takes no writes"),
+        ("maxmemory", "1", "0", "a full Redis refuses writes"),
     ],
 )
 def test_what_it_must_promise(

@@ -20,7 +20,7 @@ class RequestOptions:
     ids: bool = False
     mode: str | None = None
     known: list[int] | None = None
-    # Whether a grammar can only come from --tool-strict-level, which other nodes lack.
+    # True: drops a grammar, which only this node's --tool-strict-level can have added.
     no_grammar: bool = False
 
     def extra_args(self, params: Any) -> dict[str, Any] | None:

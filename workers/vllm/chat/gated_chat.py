@@ -45,7 +45,7 @@ _WITHOUT_ENGINE = {"/tokenize", "/detokenize"}
 _EARLY = re.compile(rb"event: response\.(created|queued|in_progress)\n")
 # Exceptions that vLLM's server takes for client errors.
 _CLIENTS = {"VLLMClientError", "ValueError", "TypeError", "OverflowError"}
-# Requests of the gateway itself.
+# Requests that the gateway itself sends, without a client.
 _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 
 

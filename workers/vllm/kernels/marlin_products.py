@@ -172,7 +172,7 @@ def _unpacked(packed, powers, OWN: gl.constexpr, MMA: gl.constexpr):
     )
     lower = gl.join(gl.join(n[0], n[1]), gl.join(n[2], n[3]))
     upper = gl.join(gl.join(n[4], n[5]), gl.join(n[6], n[7]))
-    # Tile, half, row, place of columns, block; odd column, upper columns, upper rows.
+    # Axes: tile, half, row, place of columns, block; odd column, upper columns, upper rows.
     found = gl.reshape(gl.join(lower, upper), (2, 2, 8, 4, 2, 2, 2, 2))
     found = gl.permute(found, (1, 4, 7, 2, 0, 6, 3, 5))
     found = gl.reshape(found, (64, 32)).to(gl.bfloat16, bitcast=True)

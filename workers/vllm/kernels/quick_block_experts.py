@@ -67,7 +67,7 @@ class QuickApply(ABC):
 
     def __init__(self, experts: Any | None) -> None:
         self._experts = experts
-        # Read before another stand-in hides the signature.
+        # Read now, because a later replacement of `apply` may hide the signature.
         self._signature = None if experts is None else inspect.signature(experts.apply)
 
     def bound(self) -> AbstractContextManager[None]:

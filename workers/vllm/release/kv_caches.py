@@ -129,7 +129,7 @@ def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
         for module in model.modules()
     ):
         return (
-            f"{type(model).__name__} adds to a proof's inputs what chat's last tokens left behind;"
+            f"{type(model).__name__} adds data of chat's last tokens to a proof's inputs;"
             " compute proofs with its text model alone"
         )
     return None

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-# `off` gives --load-format dummy vLLM's own weights.
+# With `off`, --load-format dummy uses vLLM's own weights.
 VARIABLE = "PROOFLINE_RANDOM_WEIGHTS"
 _ON = "on"
 # Standard deviation of the weights: the initial value in transformers.

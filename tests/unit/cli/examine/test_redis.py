@@ -66,7 +66,7 @@ def test_a_good_one_has_nothing(found: Found) -> None:
         ({"aof_last_bgrewrite_status": "err"}, "It could not write its append-only file."),
         (
             {"maxmemory": 100 << 20, "used_memory": 99 << 20},
-            "99 of its 100 MiB are used; full, it takes no writes.",
+            "99 of its 100 MiB are used; a full Redis refuses writes.",
         ),
     ],
     ids=str,
