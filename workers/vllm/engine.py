@@ -123,7 +123,7 @@ class VllmEngine(base.Engine):
                 no_chains=next((why for rank in ranks if (why := rank["no_chains"])), ""),
             ).on(info)
             experts = {rank["layers"][0]: rank["moe_layers"] for rank in ranks}
-            self._moe_layers = [experts[first] for first in sorted(experts)]  # of each stage
+            self._moe_layers = [experts[first] for first in sorted(experts)]  # by stage
             self._decode_memory_gb = options.decode_memory_gb
             self.on_gpu = config.device_config.device_type != "cpu"
             self.slices_in_flight = 2 if self.on_gpu else 1

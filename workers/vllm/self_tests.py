@@ -58,7 +58,7 @@ _MOST_OTHERS = 3
 _GRAPHS_TIMEOUT_S = 120.0
 # Seconds until the memory of a killed engine is free.
 _GPU_FREE_S = 10.0
-# Time limit of a call / longest planned call: machines can be busy, and first calls compile.
+# Ratio of a call's limit to the longest planned call: machines may be busy, first calls compile.
 _CALL_MARGIN = 6
 # Largest margin of a mismatch that rounding explains; wrong states give 0.1 or more.
 _NEAR_TIE = 0.075
@@ -142,7 +142,7 @@ def check_isolation(engine: VllmEngine) -> None:
         )
     if not can_share:
         repeats = all(values == private[0] for values in private)
-        unseen = "; its values differ each time, so whether they could cannot be seen"
+        unseen = "; its values differ in each run, so the test cannot show whether layers can share"
         logger.warning(
             "layers of %s cannot share a cache for proofs: each gets its own, which takes more"
             " memory%s",
@@ -193,7 +193,7 @@ def as_near_as_repeats(
     apart = _apart(seen, expected, k_dim)
     if again:
         logger.info(
-            "values of %s differ by %.4f each time, and here by %.4f",
+            "values of %s differ by %.4f between equal runs, and by %.4f here",
             engine.info.name,
             again,
             apart,

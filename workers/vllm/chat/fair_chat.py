@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 _GRAMMAR = "structured_outputs"
 _DEAD_END = (
-    "The grammar allows no token of this model where the answer stands; a schema that refers to"
-    " itself without an end allows none."
+    "The grammar allows no token of this model at the answer's current position; a schema that"
+    " refers to itself without an end allows none."
 )
 # Cost of receiving one answer's token from the engine core, in units of formatted numbers.
 _COST = 4
@@ -38,7 +38,7 @@ class FairChat:
         self._turns = fair_queue.Turns()
         self._wide = WideAnswers(self._others_go_on)
         self._compiles = answers.compiles_by_xgrammar(llm)
-        # Otherwise vLLM asks another compiler after an error.
+        # With other backends, vLLM tries another compiler after xgrammar's error.
         is_final = llm.vllm_config.structured_outputs_config.backend == "xgrammar"
         self._grammars = Grammars(lambda: answers.vocabulary(llm), is_final=is_final)
         if self._compiles and is_final:
@@ -63,7 +63,7 @@ class FairChat:
                 what = "It is nested too deeply."
             if what:
                 raise BadRequest(
-                    f"A schema in a structural tag has what xgrammar does not support. {what}",
+                    f"xgrammar does not support a schema in a structural tag. {what}",
                     _GRAMMAR,
                 )
 

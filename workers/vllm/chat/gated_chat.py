@@ -128,7 +128,7 @@ class GatedChat:
             elif answer.is_stream and not is_lost():
                 # A stream that ends without an error would look like a lost engine.
                 if not refused:
-                    logger.exception("a stream broke off")
+                    logger.exception("a stream ended early")
                 await _break_off(answer, send, refused[0] if refused else _as_refused(error))
             elif not refused:
                 raise
@@ -289,7 +289,7 @@ async def send_refusal(send: Send, error: Refused) -> None:
     await send_error(send, error.status, str(error), *headers, param=error.param)
 
 
-# Seconds for which such a connection may stay open.
+# Seconds for which a connection without the gateway's secret may stay open.
 SECONDS = 1.0
 
 

@@ -35,13 +35,13 @@ def main() -> None:
     lines = _lines()
     tokenizer = xgrammar.TokenizerInfo.deserialize_json(next(lines).decode())
     compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=8, cache_enabled=False)
-    # All answers wait for the engine's steps, so steps go first where no core is idle.
+    # If no core is idle, the engine's steps go first, because all answers wait for them.
     os.nice(_NICE)
     os.write(_OUTPUT, b"ready\n")
     for line in lines:
         if (asked := json.loads(line)) is not None:
             child, told = _begin(compiler, *asked)
-            # Until the child has ended, the input can only be `null`, or the end.
+            # Until the child has ended, the input can only be `null`, or end.
             if is_killed := _INPUT in select.select([_INPUT, told], [], [])[0]:
                 os.kill(child, signal.SIGKILL)
             with open(told) as answer:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds that a grammar may take to compile.
 LONGEST_S = 10.0
-# Seconds after which a trial is postponed if a client waits that has used less time.
+# Seconds after which a trial is postponed if a client that has used less time is waiting.
 SHARE_S = 1.0
 # Seconds for the process to start (it imports as much as a model does), seconds that a request
 # waits for the start, and seconds after a failed start until another try.
@@ -97,7 +97,7 @@ class Grammars:
         await self._wait_for_process(trial)
         wrong = await trial.answer
         if wrong is None:
-            if self._is_final:  # vLLM's server leaves its parsing to this trial
+            if self._is_final:  # vLLM's server leaves parsing to this trial
                 raise Unavailable("This worker cannot try grammars now, see its log; ask again.")
             return
         if wrong and (self._is_final or not wrong.startswith(WRONG)):

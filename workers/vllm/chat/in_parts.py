@@ -82,7 +82,7 @@ class WholeAnswers:
 
     def create(self, token_ids: Any, top_logprobs: Any, **named: Any) -> Any:
         left = _LEFT.get()
-        if left is None:  # a stream's
+        if left is None:  # a streamed answer
             return self._create(token_ids, top_logprobs, **named)
         found = self._create([], [], **named)
         left.append((found.content, token_ids, top_logprobs, named))

@@ -39,7 +39,7 @@ class KnownTokens:
             self._no_pass = no_hooks or fault
         if self._mode not in (RAW, PROCESSED):
             self._no_mode = no_hooks or f"the engine tells {self._mode}"
-        # The operator's logits processors, including those that packages bring.
+        # The operator's logits processors, including those that installed packages register.
         self._processors = bool(
             config.model_config.logits_processors or entry_points(group=_PROCESSORS)
         )

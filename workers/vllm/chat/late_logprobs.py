@@ -13,7 +13,7 @@ import numpy as np
 
 from workers.vllm.release import answers
 
-# Preceding tokens that vLLM needs for a token's text: more than a character has bytes.
+# Preceding tokens that vLLM needs for a token's text: a character has at most four bytes.
 _CONTEXT = 4
 
 
@@ -25,7 +25,7 @@ class Late:
     def __init__(self, plain: Any, before: tuple[int, ...], row: tuple[Any, Any, Any]) -> None:
         """`plain`: vLLM's logprobs processor without results. `before`: preceding tokens."""
         self.plain, self.before = plain, before
-        # Copied: the report's arrays contain those of all answers.
+        # Copied, because the report's arrays hold the numbers of all answers.
         self.ids, self.logprobs, self.rank = row[0].copy(), row[1].copy(), int(row[2])
 
 

@@ -11,7 +11,7 @@ from workers.vllm.chat.errors import BadRequest, refuse_foreign
 
 # Range of msgpack's integers; vLLM's server uses msgpack to talk to its core.
 _LEAST, _MOST = -(2**63), 2**64 - 1
-# Largest exponent of an answer's length in a beam's score; the score is not 0 or infinite with it.
+# Largest exponent of an answer's length in a beam's score, so that no score is 0 or infinite.
 _LENGTH_PENALTY = 10
 # Values checked between two yields of the event loop: about a millisecond.
 _AT_ONCE = 4096
@@ -27,11 +27,11 @@ class Limits:
 
     allowed_token_ids: int = 1024  # repeated ids count
     logit_bias: int = 1024
-    stop_token_ids: int = 128  # with min_tokens, before which these are masked
+    stop_token_ids: int = 128  # only with min_tokens, until which these ids are masked
     bad_words: int = 128
     bad_words_tokens: int = 1024
     tokens: int = 2**30  # of an answer, unless vLLM has already cut it to the context
-    stop: int = 128  # ours: vLLM searches for each of them after each token
+    stop: int = 128  # our limit: vLLM searches for each string after each token
     thinking_token_budget: int = 2**31 - 1
     n_ids: int = 2**31  # size of the model's vocabulary
 

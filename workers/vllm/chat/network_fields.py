@@ -15,7 +15,7 @@ _MODES = {
     "processed": "processed_logprobs",
     "processed_logprobs": "processed_logprobs",
 }
-# More digits than any id has, and fewer than Python refuses to parse.
+# More digits than any id has, but few enough for Python to parse.
 _MOST_DIGITS = 20
 
 

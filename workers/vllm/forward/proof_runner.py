@@ -77,7 +77,7 @@ class ProofRunner:
         )
         self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
         self._micro_batches: dict[int, DeviceBatch] = {}
-        # By the last slice of a micro-batch: the numbers, on the host when the slice has ended.
+        # By a micro-batch's last slice: its numbers, on the host once the slice has ended.
         self._numbers: dict[tuple[int, ...], tuple[Batch, torch.Tensor]] = {}
         self._transfer = StageTransfer(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)

@@ -44,7 +44,7 @@ def why_off(shares_sums: bool) -> str:
     if shares_sums and "expandable_segments:true" in allocator:
         return f"ranks can share no sums in expandable segments ({' or '.join(_ALLOCATOR)})"
     if shares_sums and os.environ.get(_NCCL_MEMORY) == "1":  # vLLM would end chat's memory pool
-        return f"sums in memory of NCCL's are recorded with chat's graphs alone ({_NCCL_MEMORY})"
+        return f"sums in NCCL's own memory can be recorded in chat's graphs alone ({_NCCL_MEMORY})"
     return ""
 
 

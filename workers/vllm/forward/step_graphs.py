@@ -151,8 +151,8 @@ class StepGraphs:
         self.recorded += 1
         if self._together and self.recorded == _MOST_TOGETHER:
             logger.warning(
-                "%d CUDA graphs of steps were recorded: other shapes go on without, as vLLM has no"
-                " memory for more until the worker is started again",
+                "%d CUDA graphs of steps were recorded: other shapes run without graphs, because"
+                " vLLM has no memory for more graphs until the worker restarts",
                 self.recorded,
             )
         return recorded
@@ -168,7 +168,7 @@ def _on_all_ranks(work: Callable[[], T]) -> T:
     except Exception as error:
         failure = error
     if not parallel.do_all_tensor_ranks(failure is None):
-        raise failure or NotReplayableError("another rank could not do it")
+        raise failure or NotReplayableError("the same work failed on another rank")
     return done
 
 

@@ -24,8 +24,8 @@ from workers.vllm.kernels.quantise import GROUP
 
 # Rows and columns of a block, and columns that are summed in a step.
 _SIZE = gl.constexpr(GROUP)
-# Steps whose weights are in shared memory. A block has at least as many steps, so its part of the
-# rows was read when the next rows overwrite it.
+# Steps whose weights are in shared memory. A block has at least as many steps, so its rows
+# have been read before the next block's rows overwrite them.
 _STAGES = gl.constexpr(DOWN_STEPS.start)
 # Programs that share the columns of a block of rows.
 _PARTS = gl.constexpr(2)

@@ -23,7 +23,7 @@ from workers.vllm.kernels.quantise import GROUP, quantised, rounded_silu, silu
 # Compute capability of the GPUs on which these kernels were verified, and the alignment in bytes
 # that their tensor memory accelerator requires.
 _HOPPER, _ALIGNED = 9, 16
-# Numbers of groups of columns that `block_down.multiply_` can sum: its memory has room for so many.
+# Numbers of groups of columns that `block_down.multiply_` can sum with its memory.
 DOWN_STEPS = range(4, 9)
 
 

@@ -207,7 +207,7 @@ def _multiply(
     sums = all_sums.index(OWN)
     result = _as_result(sums)
     step = 0
-    # Without branches in which sums stay in registers: two of them do not fit.
+    # Sums of two iterations do not fit in registers: those of even iterations wait in `sums`.
     for i in range(2 * n_blocks):
         found = gl.zeros([64, _ROWS], gl.float32, mma)
         for _ in range(n_steps):

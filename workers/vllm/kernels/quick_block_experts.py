@@ -25,8 +25,8 @@ ALIGNED = 16
 ROWS = 128  # of a block of workers.vllm.kernels.block_gates and block_down
 # Tiles for both products, whose blocks have equally many rows: rows; whether two groups of columns
 # are summed at a time; blocks of rows that share weights; warps; stages. The fastest of 24 on an
-# H200. None in place of the first: block_gates.py, only for scales that are powers of two. None in
-# place of the second: block_down.py.
+# H200. None as the first tile: block_gates.py, only for scales that are powers of two. None as the
+# second tile: block_down.py.
 _Tile = tuple[int, bool, int, int, int]
 TILES: tuple[tuple[_Tile | None, _Tile | None], ...] = (
     (None, None),

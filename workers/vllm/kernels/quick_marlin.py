@@ -65,7 +65,7 @@ class QuickMarlin(QuickApply):
     def __init__(self) -> None:
         is_on = os.environ.get(SETTING, SAME) == SAME
         super().__init__(custom_ops.marlin_experts() if is_on else None)
-        # Both by Call.key; the first also by the ties before
+        # Both by Call.key; the key of `_found` also has the number of earlier ties.
         self._found = Trial[Divisions | None]()
         self._ties = Counter[Any]()
 

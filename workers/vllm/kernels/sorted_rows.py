@@ -1,6 +1,6 @@
 """Sorts the rows of a mixture-of-experts layer by expert. vLLM's moe_align_block_size counts the
-rows in a single block of threads; this uses the whole GPU. The rows of an expert are in ascending
-order, which vLLM does not guarantee.
+rows in a single block of threads; this module uses all of the GPU. The rows of an expert are in
+ascending order, which vLLM does not guarantee.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workers.vllm.kernels.experts import Rows
 
-# Rows that a program sorts, and with how many of them it compares each at a time.
+# Rows that a program sorts, and rows with which it compares each of them at a time.
 _PART, _OTHERS = 256, 32
 
 
@@ -18,7 +18,7 @@ _PART, _OTHERS = 256, 32
 def _count_kernel(chosen, counts, n_rows, n_parts, EXPERTS: tl.constexpr, PART: tl.constexpr):
     part = tl.program_id(0)
     row = part * PART + tl.arange(0, PART)
-    # expert 0 stands in for rows that do not exist: all of them are in the last part
+    # rows that do not exist, all in the last part, count as rows of expert 0
     expert = tl.load(chosen + row, row < n_rows, other=0).to(tl.int32)
     found = tl.histogram(expert, EXPERTS)
     index = tl.arange(0, EXPERTS)

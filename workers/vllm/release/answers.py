@@ -373,7 +373,7 @@ class Answer:
             shape_logprobs(processor, child)
             found = processor.request_states[child.request_id].logprobs_processor
             if found.logprobs is not None:
-                # Few objects: the garbage collector took most of the time that dicts took.
+                # FlatLogprobs has few objects; with dicts, garbage collection took most time.
                 found.logprobs = FlatLogprobs()
             ids.append(child.request_id)
         return ids

@@ -14,7 +14,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 # Seconds between two polls for a message; the kernel adds about 50 microseconds.
 _LOOK_AGAIN_S = 1e-5
 
-# How much lower the priority of threads is for which an engine core's steps need not wait.
+# Added to the niceness of threads for which an engine core's steps need not wait.
 _NICE = 10
 
 
@@ -109,7 +109,7 @@ def leave_memory(engine_args: Any, gb: float) -> None:
 def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
     """An engine core that starts inside the context runs a single rank in its own process, as on a
     GPU. On CPUs, vLLM would start another process for the rank.
-    Saves a third of the start's CPU time and memory.
+    The context saves a third of the start's CPU time and memory.
     """
     parallel = config.parallel_config
     lone = parallel.world_size == parallel.data_parallel_size == 1

@@ -52,7 +52,7 @@ def avoid(engine_args: Any) -> None:
     if not any("rotary" in name for name in operations):
         operations += [*([] if {"all", "none"} & {*operations} else ["all"]), "-rotary_embedding"]
     asked = str(getattr(engine_args, "dtype", "auto"))
-    if asked == "auto":  # vLLM computes models of float32 in bfloat16
+    if asked == "auto":  # with auto, vLLM computes float32 models in bfloat16
         kept = str(getattr(text, "dtype", None) or getattr(config, "dtype", None))
         asked = "float16" if kept.endswith("float16") and "bfloat" not in kept else "bfloat16"
     if not asked.endswith("bfloat16") and not (

@@ -174,12 +174,12 @@ class Head:
                 return
             sock.settimeout(SILENT_S)
         except OSError as error:
-            logger.warning("who connected to %s is no follower: %s", self._span.head, error)
+            logger.warning("a client of %s is no follower: %s", self._span.head, error)
             connection.close()
             return
         rank = int(hello["rank"])
         self._followers[rank] = connection
-        logger.info("host %d of the engine is here: %s", rank, connection.other_host)
+        logger.info("host %d of the engine has connected: %s", rank, connection.other_host)
         connection.beat()
         connection.keep(partial(self._hear, rank), partial(self._lost, rank))
 
@@ -195,7 +195,7 @@ class Head:
 
     def _hear(self, rank: int, message: Message) -> None:
         if message.get("leaves") and not self._is_closed:
-            logger.warning("host %d of the engine leaves: this worker finishes what it has", rank)
+            logger.warning("host %d of the engine leaves: this worker finishes its batches", rank)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _lost(self, rank: int, why: str) -> None:

@@ -18,7 +18,7 @@ VARIABLE = "PROOFLINE_WORKER_PID"
 # If this variable is set (launch.py), glibc keeps free memory in the heap.
 MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 
-# Seconds between two checks. Checks between two returns of free memory, which take 10 to 40 ms.
+# Seconds between two checks. Checks between two returns of free memory; one takes 10 to 40 ms.
 _INTERVAL_S = 1.0
 _CHECKS = 60
 

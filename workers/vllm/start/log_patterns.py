@@ -21,7 +21,7 @@ _NO_MEMORY = re.compile(
     r"|is less than (desired|requested memory)"
     rf"|{NO_MEMORY.pattern}"
 )
-# The hub's answers for a name that is unknown or not accessible; no network errors.
+# The hub's answers for a name that is unknown or not accessible, without network errors.
 _NOT_ON_HUB = re.compile(
     r"Repository Not Found for url|Cannot access gated repo for url|'401 Unauthorized' for url"
     r" '\S+/api/models/"
