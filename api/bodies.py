@@ -148,5 +148,5 @@ def _marks_model(names: tuple[str, ...]) -> type[BaseModel]:
 def config_of(config: RoundConfig) -> dict[str, Any]:
     """Returns a round's configuration in the format of its request's body. Redacts the URL."""
     body = contract_of(config.spec.scheme).round_body
-    assert body is not None  # otherwise no request could have started it
+    assert body is not None  # a scheme without round bodies has no rounds
     return body.of(config.model_copy(update={"url": redacted(config.url)}))

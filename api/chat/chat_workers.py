@@ -51,7 +51,7 @@ class ChatWorkers:
         if self._read_at >= oldest:
             return self._left()
         try:
-            # Not wait_for: Python 3.11's loses a cancellation that comes as the reading ends. Then
+            # Not wait_for, which in Python 3.11 loses a cancellation as the reading ends. Then
             # the answer to a client that has disconnected is computed to its end.
             async with asyncio.timeout(_PATIENCE_S if self._workers else None):
                 return await self._not_older_than(oldest)

@@ -170,5 +170,5 @@ class BodyLimit:
 
 def _full() -> HTTPException:
     return unavailable(
-        "The node reads as many large bodies as it has memory for; send it again soon."
+        "The node has no memory for another large body now; send the request again soon."
     )

@@ -342,7 +342,7 @@ class _Limited(HttpToolsProtocol):
         elif self._since is not None and not self.transport.is_closing():
             allowed_s = self.limits.request_s if self._headers_done else self.limits.headers_s
             if now - self._since > allowed_s:
-                self._refuse(408, f"The request was not whole within {allowed_s:g} s.")
+                self._refuse(408, f"The request was not complete within {allowed_s:g} s.")
 
     def _parse(self, data: bytes) -> None:
         """Parses received bytes. Raises HttpParserError if the bytes are not HTTP.
@@ -435,8 +435,8 @@ class _Limited(HttpToolsProtocol):
         self.transport.close()
 
     def _end_receiving(self) -> None:
-        """Tells the app, which may still read the body or wait for the client's end, that nothing
-        more comes. uvicorn tells it of the connection's last request only.
+        """Notifies the app, which may still read the body or wait for a disconnect, that no message
+        follows. uvicorn notifies the app only for the connection's last request.
         """
         if self._answered is not None:
             self._answered.disconnected = True

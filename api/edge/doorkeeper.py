@@ -125,7 +125,7 @@ class Doorkeeper:
         wait_s = self._rates.take(who) if self._rates else 0.0
         if wait_s > 0:
             detail = (
-                "You send more requests than the node answers one client (POC_MAX_REQUESTS_PER_S);"
+                "You send more requests per second than one client may (POC_MAX_REQUESTS_PER_S);"
                 " wait a little."
             )
             headers = {"Retry-After": str(int(wait_s) + 1), "Connection": "close"}
@@ -167,8 +167,8 @@ class Doorkeeper:
         if caller is None:
             status, kind = 401, "invalid_api_key"
             detail = (
-                "The key is wrong: the node knows none like that, or no longer, or two headers hold"
-                " two keys; its operator makes another with `proofline key new`."
+                "The key is wrong: the node does not know this key, or two headers hold two keys;"
+                " the node's operator makes another key with `proofline key new`."
                 if gave_one
                 else "This needs a key: send the header Authorization: Bearer KEY; the node's"
                 " operator makes one with `proofline key new`."
@@ -176,8 +176,8 @@ class Doorkeeper:
         else:
             status, kind = 403, "insufficient_permissions"
             detail = (
-                f"The key {caller.name} has not the role {role.value}; the node's operator can make"
-                " one that has."
+                f"The key {caller.name} lacks the role {role.value}; the node's operator can make a"
+                " key that has this role."
             )
         answer = (
             openai_error(status, detail, kind)

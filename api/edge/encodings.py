@@ -76,7 +76,7 @@ class _Body:
                 await asyncio.sleep(0)  # lets other requests run: a body may grow a thousandfold
                 return {"type": "http.request", "body": piece, "more_body": True}
             if self._ended and not self._decoder.is_whole:
-                raise self._refusal("ends in its middle")
+                raise self._refusal("is truncated")
             if self._ended:
                 self._ended = False
                 return {"type": "http.request", "body": b"", "more_body": False}

@@ -133,7 +133,7 @@ class KeyFile:
         try:
             keys = self.keys()
         except KeysError as error:
-            # Who can write the file can empty it too, and an error must not lock out all clients.
+            # An error must not lock out all clients. Whoever can write the file can also empty it.
             log.error("%s The keys read before stay in force.", error)
         else:
             self._callers = self._beside | {key.sha256: Caller(key.name, key.roles) for key in keys}

@@ -55,8 +55,8 @@ class Perimeter:
         if hosts and not self.knows(hosts[0]):  # a browser always sends a Host
             return _answer(
                 421,
-                f"This node does not answer to the name {hosts[0][:200]!r}; list it in"
-                " POC_ALLOWED_HOSTS if it is its.",
+                f"This node does not answer to the name {hosts[0][:200]!r}; if this is a"
+                " name of the node, list it in POC_ALLOWED_HOSTS.",
             )
         for origin in origins:
             if origin.lower() not in self._origins and not (hosts and _is_of(origin, hosts[0])):

@@ -166,7 +166,7 @@ def _lost(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
     at = record.restored_at if record is not None else None
     if at is not None and snapshot.now - at < LATELY_S:
         what = f"Redis lost its records {duration(snapshot.now - at)} ago"
-        more = ", jobs and rounds among them: the model is served again; find out what emptied it"
+        more = ", jobs and rounds among them: the model is served again; find the cause"
         yield Reason("redis", Level.DEGRADED, what, more)
 
 

@@ -48,7 +48,7 @@ _VALIDATIONS = {
         "chat_validations",
         "Chats of other nodes scored, since the worker started.",
     ),
-    "validation_{}_s": ("chat_validation_seconds", "The time that scoring them took."),
+    "validation_{}_s": ("chat_validation_seconds", "Seconds spent on scoring other nodes' chats."),
 }
 _WAYS = ("pass", "steps")
 
@@ -85,7 +85,7 @@ class NodeMetrics(Collector):
         verdicts = self._jobs.verdicts()
         n_verdicts = sum(verdicts.values())
         yield _counter("validations", "Validations of others' proofs completed.", n_verdicts)
-        yield _counter("frauds", "Of these, those that found fraud.", verdicts["fraud"])
+        yield _counter("frauds", "Validations that found fraud.", verdicts["fraud"])
         build = _gauge("build_info", "1; the versions that run here.", labels=["version", "vllm"])
         build.add_metric([VERSION, seen.deployment.vllm_versions], 1)
         yield build
@@ -94,23 +94,19 @@ class NodeMetrics(Collector):
         settings = self._settings
         yield _counter("nonces", "Nonces computed, for jobs and rounds.", seen.total_processed)
         yield _gauge(
-            "nonces_per_second", "The same, mean of the last 10 s.", seen.nonces_per_second
+            "nonces_per_second", "Nonces per second, mean of the last 10 s.", seen.nonces_per_second
         )
         yield _gauge("queued_nonces", "Nonces accepted and not yet computed.", seen.queued_nonces)
         yield _gauge("queued_nonces_limit", "POC_MAX_QUEUED_NONCES.", settings.max_queued_nonces)
-        yield _gauge("jobs_limit", "A fifth of POC_MAX_QUEUED_NONCES.", settings.max_jobs)
+        yield _gauge("jobs_limit", "Most jobs (POC_MAX_QUEUED_NONCES / 5).", settings.max_jobs)
         counts = self._jobs.count_active()
         by_status = _gauge("jobs", "Jobs that have not ended.", labels=["status"])
         by_status.add_metric(["queued"], counts.queued)
         by_status.add_metric(["running"], counts.running)
         yield by_status
-        yield _gauge(
-            "jobs_waiting_for_chat", "Of these; queued or running.", counts.waiting_for_chat
-        )
+        yield _gauge("jobs_waiting_for_chat", "Jobs that wait for chat.", counts.waiting_for_chat)
         waiting = self._outbox.n_jobs()
-        yield _gauge(
-            "job_callbacks_waiting", "Jobs with a url, until that has their callback.", waiting
-        )
+        yield _gauge("job_callbacks_waiting", "Jobs with an undelivered callback.", waiting)
         yield _gauge(
             "silent_receivers", "Receivers that answer nothing, at most 20.", len(seen.silent)
         )
@@ -128,7 +124,7 @@ class NodeMetrics(Collector):
         outbox = stats["outbox"]
         labels = ["worker", "model"]
         totals = _counter("round_nonces", "Nonces of the round computed.", labels=labels)
-        rates = _gauge("round_nonces_per_second", "The same, mean of the last 10 s.", labels=labels)
+        rates = _gauge("round_nonces_per_second", "Nonces/s, mean of the last 10 s.", labels=labels)
         for family, figure in ((totals, "total_processed"), (rates, "nonces_per_second")):
             by_id = {worker: numbers[figure] for worker, numbers in stats["workers"].items()}
             for name, value in summed_by_name(by_id, names).items():
@@ -145,16 +141,12 @@ class NodeMetrics(Collector):
             "Seconds from the round's start until now or its end.",
             stats["elapsed_seconds"],
         )
-        yield _gauge(
-            "outbox_waiting", "Artifacts the receiver is still to get.", stats["artifacts_waiting"]
-        )
-        yield _gauge("outbox_bytes", "Redis' memory that they take.", outbox["bytes"])
+        yield _gauge("outbox_waiting", "Artifacts not delivered yet.", stats["artifacts_waiting"])
+        yield _gauge("outbox_bytes", "Redis' memory for undelivered artifacts.", outbox["bytes"])
         yield _gauge("outbox_limit", "POC_OUTBOX_MAX_BYTES.", outbox["limit_bytes"])
         yield _gauge("outbox_full", "1 while the round pauses at a limit.", outbox["full"])
         yield _gauge("outbox_failures", "Deliveries that failed in a row.", outbox["failures"])
-        yield _counter(
-            "outbox_delivered", "Artifacts the receiver has.", stats["artifacts_delivered"]
-        )
+        yield _counter("outbox_delivered", "Artifacts delivered.", stats["artifacts_delivered"])
         yield _counter(
             "outbox_dropped", "Artifacts dropped (POC_CALLBACK_MAX_RETRIES).", outbox["dropped"]
         )
@@ -176,11 +168,11 @@ def _workers(seats: Sequence[Seat]) -> Iterator[Metric]:
     labels = ["worker", "model", "engine", "host"]
     up = _gauge("worker_up", "1 for a worker that is ready, 0 for one that is not.", labels=labels)
     restarts = _counter(
-        "worker_restarts", "Times that its supervisor started it again.", labels=["worker"]
+        "worker_restarts", "Restarts of a worker by its supervisor.", labels=["worker"]
     )
     exits = _gauge(
         "worker_last_exit_timestamp_seconds",
-        "When it ended last, and how.",
+        "When and how a worker last ended.",
         labels=["worker", "reason"],
     )
     for seat in seats:

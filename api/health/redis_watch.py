@@ -27,8 +27,8 @@ AWAY = "Redis does not answer"
 # Redis reports this once a script has run for 5 s (lua-time-limit, busy-reply-threshold).
 BUSY = "Redis is busy with a script"
 UNKILLABLE = (
-    "Redis is busy with a script that has written and so cannot be killed (as the operator,"
-    " `redis-cli SHUTDOWN NOSAVE` and a start end it; what was answered is kept)"
+    "Redis is busy with a script that has written and so cannot be killed (the operator ends"
+    " it with `redis-cli SHUTDOWN NOSAVE` and a start of Redis, which keeps acknowledged data)"
 )
 
 

@@ -53,7 +53,7 @@ class Deploying:
                 log.warning("deployment of %s: left out %s", body.model, told)
             status = self._deployments.status()
             if status.hosts and status.state in (DeploymentState.IDLE, DeploymentState.FAILED):
-                # Already here: if Redis is lost after `deploy`, a repeated request is refused.
+                # Also before `deploy`: if Redis is lost after it, a repeated request is refused.
                 self._end_work()
             generation = self._deployments.deploy(wanted)
         except errors.ArgumentsError as error:

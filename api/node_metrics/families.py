@@ -42,7 +42,7 @@ ENGINE = (
     Family("vllm:time_to_first_token_seconds", "histogram", "From a request to its first token."),
     Family("vllm:inter_token_latency_seconds", "histogram", "From a token to the next."),
     Family("vllm:e2e_request_latency_seconds", "histogram", "From a request to its end."),
-    Family("vllm:request_queue_time_seconds", "histogram", "What a request waits in the queue."),
+    Family("vllm:request_queue_time_seconds", "histogram", "Time of a request in the queue."),
     Family("vllm:request_prompt_tokens", "histogram", "Prompt tokens of a request."),
     Family("vllm:request_generation_tokens", "histogram", "Tokens generated for a request."),
     Family("vllm:cache_config_info", "gauge", "The engine's settings of its KV cache."),

@@ -33,7 +33,7 @@ async def fetch(worker: WorkerRecord) -> str:
             finally:
                 writer.transport.abort()
     except (OSError, TimeoutError, h11.RemoteProtocolError, UnicodeDecodeError) as error:
-        raise FetchError(f"worker {worker.id} does not tell its metrics: {error!r}") from error
+        raise FetchError(f"worker {worker.id} did not return its metrics: {error!r}") from error
 
 
 async def _exchange(
@@ -57,7 +57,7 @@ async def _exchange(
         elif isinstance(event, h11.Data):
             body += event.data
             if len(body) > MOST_BYTES:
-                raise FetchError(f"worker {worker.id} tells more than {MOST_BYTES} bytes")
+                raise FetchError(f"worker {worker.id} returned more than {MOST_BYTES} bytes")
         elif isinstance(event, h11.EndOfMessage):
             return body.decode()
         elif isinstance(event, h11.ConnectionClosed):

@@ -173,7 +173,7 @@ DEPLOY_ERRORS: Errors = {
 HOST_ERRORS: Errors = {
     401: _error(
         "No token has this id.",
-        "The token is wrong: the node knows none like that; its operator makes one with `proofline"
+        "The token is wrong: the node does not know it; its operator makes one with `proofline"
         " hosts invite`.",
     ),
     429: _error(

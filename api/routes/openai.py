@@ -214,7 +214,7 @@ async def other(request: Request, services: AppServices) -> Response:
     path = request.scope["path"]
     if not openai_paths.is_among(openai_paths.PASSED_ON, request.method, path):
         message = (
-            f"The node passes on no such path. It passes on {', '.join(openai_paths.PASSED_ON)}."
+            f"The node does not forward this path. It forwards {', '.join(openai_paths.PASSED_ON)}."
         )
         return openai_error(404, message)
     return await _pass_on(request, services, path)
@@ -241,7 +241,7 @@ def _nobody(model: str | None, models: list[str], services: Services) -> Respons
 
     After a 503 the network tries another node; for a 404 it convicts the executor.
     """
-    # In this order, because a model that becomes ready meanwhile is starting first, then known.
+    # Checked in this order, because a model that is starting becomes known meanwhile.
     if (
         not models
         or any(worker.state == "starting" for worker in services.workers.live())

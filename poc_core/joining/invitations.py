@@ -110,7 +110,7 @@ class Invitations:
         found = self._redis.hgetall(_key(token_sha256))
         if not found:
             raise UnknownTokenError(
-                "The token is wrong: the node knows none like that; its operator makes one with"
+                "The token is wrong: the node does not know it; its operator makes one with"
                 " `proofline hosts invite`."
             )
         fields = {name.decode(): value.decode() for name, value in found.items()}

@@ -46,7 +46,7 @@ class Contract(ABC):
     job_body: ClassVar[type[JobBody] | None] = None
     round_body: ClassVar[type[RoundBody] | None] = None
     batch_body: ClassVar[type[BatchBody] | None] = None  # if set, the scheme's rounds have phases
-    # Fields that identify this scheme's bodies; if empty, it gets those that no scheme recognises.
+    # Identifying fields of the bodies; if empty, the scheme gets bodies that no scheme recognises.
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
@@ -210,7 +210,7 @@ def recognised(marks: Mapping[str, Any], candidates: Sequence[Contract]) -> Cont
 
 def noise(spec: str, nonce: int, size: int) -> "np.ndarray":
     """Returns `size` pseudorandom numbers in [-1, 1), from a hash, for synthetic values."""
-    import numpy as np  # here: it takes 25 MB, which most API processes do not need
+    import numpy as np  # imported here: it takes 25 MB, which most API processes do not need
 
     digest = hashlib.shake_128(f"synthetic|{spec}|{nonce}".encode()).digest(2 * size)
     return np.frombuffer(digest, dtype="<i2") / 32768

@@ -19,7 +19,7 @@ from poc_core.state import keys, scripts
 from poc_core.state.client import Store
 from poc_core.state.job_results import Part, answer_texts, callback_opening
 
-# Attempts to build a job's answer, and seconds without progress after which one counts as failed.
+# Attempts to build a job's answer, and seconds without progress after which an attempt fails.
 MAX_FINISHES = 5
 _FINISH_LOCK_S = 20
 
@@ -35,7 +35,7 @@ _CHUNK = 500
 # Bytes of one piece of a large answer; 50,000 artifacts of k_dim 12 are one piece.
 PIECE_BYTES = 4 * 1024 * 1024
 
-# TTL in seconds of pieces that no job has adopted; writing one takes much less.
+# TTL in seconds of pieces that no job has adopted; writing a piece takes much less time.
 _PIECES_TTL_S = 120
 # Seconds that pieces outlive their job, for a client that is still reading.
 _READING_S = 600

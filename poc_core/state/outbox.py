@@ -25,7 +25,7 @@ from poc_core.state.parsing import BREAKS_AT, OutboxStatus, readable
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 30.0
 _MOST_DOUBLINGS = 10
-# Seconds until another payload may be the probe, longer than a try: the first courier may be dead.
+# Seconds until another payload may be the probe: longer than a try, and a courier may have died.
 PROBE_S = 12.0
 # Seconds for which a receiver is remembered after its last unanswered try.
 _REMEMBERED_S = 600
@@ -134,7 +134,7 @@ class Outbox(Store):
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         ttl_s = self._settings.callback_retention_sec
-        # Without a url, the script returns why.
+        # Without a url, the script returns whether the outbox has expired.
         for_url = self._redis.hget(key, "url") or b""
         found = self._take(
             [key, keys.receiver(receiver_of(for_url.decode(errors="replace")))],
@@ -144,8 +144,8 @@ class Outbox(Store):
             return None
         if len(found) == 1:
             raise OutboxExpiredError(
-                f"Retention ended (POC_CALLBACK_RETENTION_SEC, {ttl_s} s): what {outbox_id} still"
-                " had for its receiver is gone."
+                f"Retention ended (POC_CALLBACK_RETENTION_SEC, {ttl_s} s): the undelivered data"
+                f" of {outbox_id} is deleted."
             )
         counted = self._redis.lrange(key + ":entries", 0, int(found[3]) - 1)
         return readable(

@@ -23,7 +23,7 @@ from poc_core.state.events import Events
 from poc_core.state.parsing import readable, worker_records
 
 # Seconds for which the API caches the list of workers that serve chat; short compared to the time
-# between heartbeats. A worker that stops waits as long.
+# between heartbeats. A worker that stops waits for the same time.
 CHAT_MEMORY_S = 0.25
 # Seconds for which a chat request is refused after two engines died with it.
 DEADLY_S = 600

@@ -33,8 +33,8 @@ class ScriptsMissingError(ConnectionError):
 
     def __init__(self) -> None:
         super().__init__(
-            "Redis has not (or not any more) the scripts of this node, and this user may not load"
-            " them; a running `proofline api` does within seconds"
+            "Redis lacks the scripts of this node, and this user may not load them; a running"
+            " `proofline api` loads them within seconds"
         )
 
 

@@ -193,7 +193,7 @@ def as_near_as_repeats(
     apart = _apart(seen, expected, k_dim)
     if again:
         logger.info(
-            "values of %s differ by %.4f between equal runs, and by %.4f here",
+            "values of %s differ by %.4f between runs, and by %.4f here",
             engine.info.name,
             again,
             apart,

@@ -59,7 +59,7 @@ class ArtifactContract(Contract):
         values: Sequence[Any],
         claims: Sequence[Any],
     ) -> dict[str, Any]:
-        from poc_core.schemes.artifact.verdict import compare  # here: numpy takes 25 MB
+        from poc_core.schemes.artifact.verdict import compare  # imported here: numpy takes 25 MB
 
         terms = ArtifactTerms.model_validate(request.terms)
         verdict = compare(

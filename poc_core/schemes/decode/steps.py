@@ -95,7 +95,7 @@ def snap(states: Tensor, picks: Tensor) -> Snap:
     q = q / (q.norm(dim=-1, keepdim=True) + _EPSILON)
     finite = torch.isfinite(q).all(-1)
     scores = torch.where(finite[:, None], q @ codebook(states.device).T, torch.nan)
-    # torch.argmax promises nothing about ties: take the first point that reaches the maximum.
+    # Takes the first point with the maximum, because torch.argmax may return any of them.
     largest = scores.amax(-1, keepdim=True)
     order = torch.arange(POINTS, device=states.device).expand_as(scores)
     points = torch.where(scores == largest, order, POINTS).amin(-1)

@@ -87,7 +87,7 @@ class TestEach:
         for content in (sent[:-3], iter([sent[:9], sent[9:-3]])):
             answer = api.post(CHAT, content=content, headers=headers(encoding))
             assert answer.status_code == 400
-            assert "ends in its middle" in answer.json()["error"]["message"]
+            assert "is truncated" in answer.json()["error"]["message"]
 
 
 def test_what_decodes_to_nothing_has_the_limit_too(api: TestClient) -> None:

@@ -82,7 +82,7 @@ def test_half_a_body_is_cut_off_and_said_why(connect: Connect, server: uvicorn.S
     time_passes(server, connection, LIMITS.request_s + 1)
     answer = rest(connection)
     assert status(answer) == 408
-    assert b"not whole within %d s" % LIMITS.request_s in answer
+    assert b"not complete within %d s" % LIMITS.request_s in answer
 
 
 CHAT = b"POST /v3.0.16/v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
