@@ -99,7 +99,7 @@ class Housekeeper:
                 return
             n_dropped += found.n_dropped
             if found.n_freed:
-                logger.warning("%d batches are in line again: nobody computes them", found.n_freed)
+                logger.warning("%d batches are queued again: no worker has them", found.n_freed)
             for job_id in found.broken:
                 self._guarded(
                     job_id, lambda job_id: jobs.fail(job_id, "Its record in Redis cannot be read.")
@@ -152,7 +152,7 @@ class Watchdog:
 
 @lru_cache(maxsize=1000)
 def _log_once(job_id: str) -> None:
-    logger.exception("job %s cannot be looked after", job_id)
+    logger.exception("job %s cannot be checked", job_id)
 
 
 def _answers(host: str, port: int) -> bool:

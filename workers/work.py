@@ -221,13 +221,13 @@ class Work:
 
     def _not_completed(self, job_id: str, error: Exception) -> None:
         if is_transient(error):
-            logger.warning("job %s is finished when Redis is back: %s", job_id, error)
+            logger.warning("job %s is finished when Redis is available again: %s", job_id, error)
             return
         logger.error("a batch of job %s cannot be stored", job_id, exc_info=error)
         try:
             self._jobs.fail(job_id, _unstorable("A batch", error))
         except RedisError as again:
-            logger.error("job %s cannot even be failed: %s", job_id, again)
+            logger.error("job %s cannot be marked as failed: %s", job_id, again)
 
     # Methods for a round.
 

@@ -15,7 +15,7 @@ from poc_core.records import WorkerRecord
 from poc_core.redis_at.connections import TRANSIENT
 from poc_core.state.registry import WorkerRegistry
 
-# Seconds that a request waits for Redis, and that chat goes on without Redis.
+# Seconds that a request waits for Redis, and for which chat continues without Redis.
 _PATIENCE_S = 0.5
 _WITHOUT_REDIS_S = 60.0
 

@@ -383,7 +383,7 @@ class _Limited(HttpToolsProtocol):
             self._starts = None
 
     def _wait_for_client(self) -> None:
-        if self.place is not None:  # otherwise the connection is being closed for another
+        if self.place is not None:  # None: this connection is closed to make room
             self.places.put(self, self.places.fresh)
 
     def _wait_for_answer(self) -> None:

@@ -43,7 +43,7 @@ class Holdings(Generic[T]):
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[T, None]] = {}
-        # number of things -> the clients that hold so many, ordered by when they reached the number
+        # number of things -> the clients that hold this number, in the order of reaching it
         self._by_count: dict[int, OrderedDict[str, None]] = {}
         self._most = 0
         self._total = 0

@@ -44,6 +44,6 @@ class Events(scripts.BaseStore):
             for kind, texts in found
             for text in texts
             if (event := readable("an event", partial(Event.model_validate_json, text)))
-            and event.kind == kind  # not every Redis user may write each (docker/users.acl)
+            and event.kind == kind  # a Redis user may write only some kinds (docker/users.acl)
         ]
         return sorted(events, key=lambda one: one.at, reverse=True)

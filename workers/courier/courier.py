@@ -204,7 +204,7 @@ class Courier:
             return True
         tries, details = delivery.failures + 1, f"{redacted(delivery.url)}: {result.details}"
         if result.end is End.GONE:
-            logger.error("payload %s is dropped, and all that follows: %s", payload_id, details)
+            logger.error("payload %s and all later payloads are dropped: %s", payload_id, details)
             until_redis_answers(lambda: self._outbox.gone(delivery, result.said))
             return False
         if self._max_retries is not None and tries >= self._max_retries:

@@ -66,14 +66,14 @@ class EngineOptions(ModelOptions):
             return self
         n_hosts = self.span.n_hosts
         if self.engine != "vllm":
-            raise OptionsError(f"An engine over several hosts is vLLM's, not {self.engine}'s.")
+            raise OptionsError(f"Only the vllm engine runs on several hosts, not {self.engine}.")
         if self.span.rank >= n_hosts:
             raise OptionsError(
                 f"The ranks of {n_hosts} hosts are 0 to {n_hosts - 1}, not {self.span.rank}."
             )
         if said := [word for word in self.vllm_args if word.partition("=")[0] in _OF_HOSTS]:
             raise OptionsError(
-                f"--hosts, --rank and --head say what {said[0]} would: leave it out."
+                f"--hosts, --rank and --head replace {said[0]}: leave {said[0]} out."
             )
         if self.model and self.n_devices % n_hosts:
             raise OptionsError(

@@ -87,6 +87,6 @@ def _answer(work: Callable[[], Any]) -> dict[str, Any]:
             logger.exception("a proof call failed")
             return {"error": _said(error), "kind": "failed"}
         failed = str(error)
-    if torch.cuda.is_available():  # only now: until here the exception's frames held tensors
+    if torch.cuda.is_available():  # not in the handler, where the exception holds tensors
         torch.cuda.empty_cache()
     return {"error": failed.splitlines()[0], "kind": "memory"}

@@ -34,14 +34,14 @@ _SHORT = 32
 _LONG = 1024
 _USUAL = 256
 _FEW = 4
-# For the caches: more than most windows and blocks, so that each sequence uses several blocks.
+# Tokens for the test of caches: more than most windows, and several blocks for each sequence.
 _SEVERAL_BLOCKS = 160
 _SEQUENCES = 3
 _TRIES = 3
 
 
-# For chains: two blocks, of which a decode step begins the second, and enough steps to show a state
-# of another sequence: with a tiny Qwen3-Next, three steps gave a deviation of 0.08, sixteen 0.18.
+# Steps of a chain: a decode step begins the second block, and there are enough steps to expose a
+# state of another sequence (with a tiny Qwen3-Next, 3 steps deviate by 0.08, 16 steps by 0.18).
 _CHAIN_STEPS = 16
 _CHAIN = ProofSpec(
     scheme="decode",
@@ -50,9 +50,9 @@ _CHAIN = ProofSpec(
     seq_len=31,
     options={"max_tokens": _CHAIN_STEPS},
 )
-# For as many nonces as fit: one step warms up the shape, one is recorded, two are replayed.
+# For as many nonces as fit: the first step is a warm-up, the second is recorded, two are replays.
 _FEW_STEPS = _CHAIN.model_copy(update={"options": {"max_tokens": 4}})
-# Chains with CUDA graphs are allowed this many times the differences of repeated plain chains.
+# Most differences of chains with CUDA graphs, as a multiple of those of repeated plain chains.
 _MOST_OTHERS = 3
 # Seconds allowed for a call that records steps; all kernels are compiled by then.
 _GRAPHS_TIMEOUT_S = 120.0
@@ -83,7 +83,7 @@ def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
     except RecordingError as error:
         if options.span is not None:
             raise
-        logger.warning("%s It starts again so.", error)
+        logger.warning("%s The engine starts again with this setting.", error)
         os.environ[SWITCH] = "off"  # inherited by the engine's processes
         time.sleep(_GPU_FREE_S)
         return _tested(options, rpc_timeout_s)
@@ -123,7 +123,7 @@ def check_isolation(engine: VllmEngine) -> None:
     can_share = False
     try:
         engine.watch(len(nonces), spec.seq_len)
-        # Equal bits once are enough: a layer with another's cache would not produce them.
+        # One bit-identical result suffices: with a wrong cache, no result is bit-identical.
         while not can_share and len(shared) < _TRIES:
             engine.settle(private=False, replicated=True)
             shared.append(compute_all(engine, spec, nonces))
@@ -305,7 +305,7 @@ def check_graphs(engine: VllmEngine) -> None:
     except ProoflineError as error:
         raise RecordingError(
             f"Steps of decode proofs could not be recorded as CUDA graphs: {error}"
-            f" {SWITCH}=off in the environment, on all hosts of an engine, does without."
+            f" {SWITCH}=off in the environment of all hosts of an engine prevents recording."
         ) from error
     if found["why_not"] or not same:
         why = found["why_not"] or f"replayed steps gave {replayed[0]} for {plain[0]}"

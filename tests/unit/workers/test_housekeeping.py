@@ -294,7 +294,7 @@ def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     assert pending(jobs, left) == [0]
     assert redis.hget(f"poc:job:{bad_spec}", "status") == b"failed"
     keep()
-    assert caplog.text.count(f"job {no_hash} cannot be looked after") == 1
+    assert caplog.text.count(f"job {no_hash} cannot be checked") == 1
 
 
 @pytest.mark.parametrize("of_worker", [Settings().model_copy(update={"worker_ttl_s": 0.05})])

@@ -19,8 +19,8 @@ _NICE = 15
 WRONG = "is wrong"
 _TOO_MUCH = "takes too much memory to compile; use a simpler one"
 _DEAD_END = (
-    "allows no token where an answer by it begins; a schema that refers to itself without an end"
-    " allows none"
+    "allows no first token of an answer; a schema that refers to itself without an end allows no"
+    " token"
 )
 _INPUT, _OUTPUT = 0, 1
 # Fields of a structural tag that are not schemas, and the kind of each.

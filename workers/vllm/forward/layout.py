@@ -39,9 +39,9 @@ class BlockTables:
             first = FIRST_BLOCK + per_sequence * torch.arange(n)
             blocks = first[:, None] + torch.arange(per_sequence)
             if group.is_state:
-                # As wide as vLLM's table with checkpoints of the state. All entries are this block,
-                # except that the null block marks checkpoints of the first forward pass, which
-                # would overwrite the state.
+                # vLLM's table has a column for each checkpoint of a state. All columns name the
+                # state's block, except that checkpoints of the first forward pass go to the null
+                # block, because they would overwrite the state.
                 width = kv_caches.state_table_width(group.group, capacity)
                 blocks = blocks.repeat(1, width)
                 blocks[:, : kv_caches.checkpoints(group.group, rows)] = 0

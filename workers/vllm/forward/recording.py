@@ -77,7 +77,7 @@ class GraphRecorder:
     def record(self, work: Callable[[], Any]) -> Replay:
         stream = torch.cuda.current_stream()
         try:
-            # everything that may fail is inside: the ranks agree at the exit
+            # all that may fail is inside, because the ranks compare results at the exit
             with self._sums() as its:
                 graph = torch.cuda.CUDAGraph()
                 # Not global: another thread of vLLM waits for events during the capture.
@@ -90,7 +90,7 @@ class GraphRecorder:
             # memory could no longer be freed.
             torch.cuda.set_stream(stream)
             with suppress(Exception):
-                # private: a release of torch may lack it
+                # a private function, which a release of torch may lack
                 from torch.cuda.memory import _cuda_endAllocateToPool
 
                 _cuda_endAllocateToPool(stream.device_index, self._pool)

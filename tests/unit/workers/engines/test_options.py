@@ -82,11 +82,11 @@ def test_only_the_head_follows_nobody() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "synthetic"}, "is vLLM's, not synthetic's"),
+        ({"engine": "synthetic"}, "runs on several hosts, not synthetic"),
         ({"span": SECOND.model_copy(update={"rank": 2})}, "ranks of 2 hosts are 0 to 1, not 2"),
         ({"tensor_parallel": 3}, r"2 hosts cannot share 3 device\(s\)"),
-        ({"vllm_args": ("--nnodes=2",)}, "say what --nnodes=2 would"),
-        ({"vllm_args": ("-dp", "2")}, "say what -dp would"),
+        ({"vllm_args": ("--nnodes=2",)}, "replace --nnodes=2"),
+        ({"vllm_args": ("-dp", "2")}, "replace -dp"),
     ],
 )
 def test_what_hosts_cannot_share_is_refused(options: Any, message: str) -> None:

@@ -193,7 +193,7 @@ WRONG = (
     ({"type": "string", "pattern": "("}, "is wrong: Regex parsing error"),
     ({"type": "string", "minLength": -5}, "is wrong: .*lower"),
     ({"$ref": "#/x"}, "is wrong: Cannot find field x"),
-    ({"$ref": "#"}, "allows no token where an answer by it begins"),
+    ({"$ref": "#"}, "allows no first token of an answer"),
 )
 
 
