@@ -42,9 +42,7 @@ class WorkerStats(BaseModel):
 
 class OutboxStats(BaseModel):
     bytes: int = Field(description="Bytes of Redis memory that undelivered callbacks use.")
-    limit_bytes: int = Field(
-        description="Limit of these bytes (POC_OUTBOX_MAX_BYTES), at which the round pauses."
-    )
+    limit_bytes: int = Field(description="Bytes at which the round pauses (POC_OUTBOX_MAX_BYTES).")
     full: bool
     dropped: int = Field(description="Artifacts dropped after POC_CALLBACK_MAX_RETRIES tries.")
     failures: int = Field(description="Failed tries in a row.")

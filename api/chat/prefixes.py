@@ -74,7 +74,7 @@ def _text(part: object) -> str:
 
 
 def _chain(text: str, last: bytes) -> list[bytes]:
-    """Hashes the blocks of `text`. Each hash includes the previous hash, the first one `last`."""
+    """Hashes the blocks of `text`. A hash includes the previous hash; the first includes `last`."""
     chain = []
     for start in range(0, min(max(len(text), 1), _BLOCK * _MAX_BLOCKS), _BLOCK):
         block = text[start : start + _BLOCK].encode("utf-8", "surrogatepass")

@@ -13,7 +13,7 @@ FIRST_SEGMENTS = frozenset(
         *(path.split("/")[1] for path in (*ELSEWHERE, *FOLDERS)),
     }
 )
-# After one of these, v1 or v2 is a version: no path of ours has them in second place.
+# If one of these follows v1 or v2, the v1 or v2 is a version: no path of this API begins so.
 _NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 

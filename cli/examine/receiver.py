@@ -76,7 +76,7 @@ def receiver(url: str, settings: Settings) -> Finding:
     if is_named and answer.status_code == 400 and "SSL certificate" in answer.text:
         says = f"{shown} does not take the node's certificate (POC_CALLBACK_CLIENT_CERT)."
         return _RECEIVER.problem(says, _BOTH)
-    how = "by TLS with the certificates named" if is_named else f"GET: {answer.status_code}"
+    how = "by TLS with the configured certificates" if is_named else f"GET: {answer.status_code}"
     return _RECEIVER.ok(f"{shown} answers ({how})")
 
 

@@ -90,9 +90,9 @@ def _unreachable(shown: str, why: str, error: Exception) -> Finding:
     if is_busy(error):
         return _REDIS.problem(
             f"{shown} is busy with a script that has run for seconds, and answers nobody.",
-            "A running `proofline api` ends it within seconds. Else, as the operator: redis-cli"
-            " SCRIPT KILL; of one that has written (UNKILLABLE) SHUTDOWN NOSAVE, and a start, which"
-            " keep what was answered. Then look who else has a password of it.",
+            "A running `proofline api` ends the script within seconds. Else run redis-cli SCRIPT"
+            " KILL as the operator or, after UNKILLABLE, SHUTDOWN NOSAVE, and then start Redis,"
+            " which keeps acknowledged data. Then find out who else has a password of this Redis.",
         )
     if isinstance(error, ResponseError):
         return _REDIS.problem(
@@ -117,13 +117,13 @@ def _promises(info: dict[str, Any]) -> Iterator[Finding]:
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield _REDIS.problem(
-            f"maxmemory-policy is {policy}: with its memory full it would forget jobs and rounds.",
+            f"maxmemory-policy is {policy}: a full Redis would delete jobs and rounds.",
             "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
             f" ({_DOCUMENT}).",
         )
     if info.get("aof_enabled") == 0:
         yield _REDIS.problem(
-            "appendonly is off: jobs, rounds and what was not delivered end with it.",
+            "appendonly is off: if Redis ends, jobs, rounds and callbacks are lost.",
             f"redis-cli CONFIG SET appendonly yes, and the same in redis.conf ({_DOCUMENT}).",
         )
     if {info.get(f"aof_last_{name}_status", "ok") for name in ("write", "bgrewrite")} != {"ok"}:

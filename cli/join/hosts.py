@@ -37,7 +37,7 @@ def invite(
         Path | None,
         typer.Option(
             help="PEM file with the authorities that the host trusts for rediss://. Default: the "
-            "host's system's."
+            "authorities of the host's system."
         ),
     ] = None,
     valid_hours: Annotated[

@@ -128,8 +128,8 @@ class Inviting:
 
     def _drop_workers(self, host: str) -> int:
         """Removes a host's workers, and returns their number once the host gets no more chat."""
-        # An honest host's records are removed by name. A dishonest host may have written other
-        # names: silent workers are removed too, while live ones send heartbeats.
+        # Removes an honest host's records by name. Then removes all silent workers, because a
+        # dishonest host may have written other names. Live workers send new heartbeats.
         workers = [worker for worker in self._registry.live() if worker.host == host]
         for worker in workers:
             self._registry.remove(worker.id)

@@ -53,7 +53,7 @@ _CODE_OR_PLACE = re.compile(
     r"|repo|revision|script|template|tokenizer|trust|ur[il]",
     re.IGNORECASE,
 )
-_NAME = re.compile(r"[\w +-]{0,64}", re.ASCII)  # no class, no path, no address
+_NAME = re.compile(r"[\w +-]{0,64}", re.ASCII)  # excludes classes, paths and addresses
 _DEEPEST = 4
 
 

@@ -70,7 +70,7 @@ def job(job_id: str) -> str:
 
 DOWNLOADS = "poc:downloads"  # hash of all downloads: repository@commit -> json
 DOWNLOADS_WANTED = "poc:downloads:wanted"  # hash of active downloads: repository@commit -> task id
-DOWNLOAD_SLOTS = "poc:downloads:slots"  # set of task ids: active, or with a process
+DOWNLOAD_SLOTS = "poc:downloads:slots"  # set of task ids that are active or have a process
 
 
 def download(task_id: str) -> str:

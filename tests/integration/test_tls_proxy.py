@@ -127,7 +127,7 @@ class TestDoctor:
         level, says = self.look(proxy, folder, "client")
         assert (level, says) == (
             "ok",
-            f"{proxy}/livez answers (by TLS with the certificates named)",
+            f"{proxy}/livez answers (by TLS with the configured certificates)",
         )
 
     @pytest.mark.parametrize("shows", [None, "stranger"])

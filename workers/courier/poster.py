@@ -137,7 +137,7 @@ class Poster:
             return Result(End.TAKEN)
         said = f"{callbacks.redacted(delivery.url)} answered {status}"
         if status == 400 and self._clients.concerns(httpx.URL(delivery.url).host):
-            said += "; so do proxies that miss the node's certificate (POC_CALLBACK_CLIENT_CERT)"
+            said += "; a proxy that gets no certificate answers 400 (POC_CALLBACK_CLIENT_CERT)"
         end = {410: End.GONE, 413: End.TOO_LARGE}.get(status, End.REFUSED)
         return Result(end, said, said, retry_after_s)
 

@@ -100,9 +100,9 @@ class QuickMarlin(QuickApply):
         return by_vllm() if found is None else compute(call, found)
 
     def _try(self, call: Call, own: Compute) -> Divisions | None:
-        """Returns the only divisions whose result equals Marlin's, if they take less time than
-        Marlin. Returns None otherwise. If several are right, the next call with this key is a trial
-        too: in that call they may differ.
+        """Returns the divisions whose result equals Marlin's, if no others are right and the kernel
+        is faster than Marlin. Returns None otherwise. If several are right, the next call with this
+        key is a trial too, because their results may differ in that call.
         """
         found: Divisions | None = None
 

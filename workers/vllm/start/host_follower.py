@@ -32,7 +32,7 @@ def run_follower(options: EngineOptions) -> None:
     def leave(_signal: int, _frame: Any) -> None:
         leaving.set()
         if connection is not None and serving.is_set():
-            with contextlib.suppress(OSError):  # `lost` is called
+            with contextlib.suppress(OSError):  # the receiving thread then calls `lost`
                 connection.send(leaves=True)  # the head finishes its batches and disconnects
         else:
             os._exit(0)

@@ -155,7 +155,7 @@ class Head:
 
     def _broadcast(self, **message: Any) -> None:
         for follower in self._followers.values():
-            with contextlib.suppress(OSError):  # the follower's listening thread ends this process
+            with contextlib.suppress(OSError):  # the receiving thread ends this process
                 follower.send(**message)
 
     def _admit(self, listener: socket.socket) -> None:

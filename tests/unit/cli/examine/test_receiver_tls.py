@@ -45,7 +45,7 @@ def look(tmp_path: Path) -> Iterator[Look]:
 def test_the_right_certificates_are_well(look: Look) -> None:
     found = look("node")
     assert found.level == "ok"
-    assert found.says.endswith("answers (by TLS with the certificates named)")
+    assert found.says.endswith("answers (by TLS with the configured certificates)")
 
 
 @pytest.mark.parametrize("shows", ["", "stranger"])
