@@ -305,7 +305,7 @@ def check_graphs(engine: VllmEngine) -> None:
     except ProoflineError as error:
         raise RecordingError(
             f"Steps of decode proofs could not be recorded as CUDA graphs: {error}"
-            f" {SWITCH}=off in the environment of all hosts of an engine prevents recording."
+            f" {SWITCH}=off in the environment, on all hosts of an engine, prevents recording."
         ) from error
     if found["why_not"] or not same:
         why = found["why_not"] or f"replayed steps gave {replayed[0]} for {plain[0]}"

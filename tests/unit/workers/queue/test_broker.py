@@ -138,7 +138,7 @@ class TestAConnectionThatIsGivenUp:
         worked_on, given_back = (redis_broker.message(connection) for _ in range(2))
         redis_broker.break_off(connection)
         worked_on.ack()
-        with pytest.raises(ConnectionError, match="given up"):  # which Celery knows
+        with pytest.raises(ConnectionError, match="abandoned"):  # which Celery knows
             given_back.requeue()
         assert redis_broker.unacknowledged() == 2
 

@@ -171,8 +171,8 @@ class TestAnEngineThatBreaksAsItRecords:
         assert Recording.closed == 1
         assert engine.rpc_timeout_s == 60.0
         assert (
-            "could not be recorded as CUDA graphs: No answer within 120 s."
-            " PROOFLINE_GRAPHS=off in the environment of all hosts of an engine prevents recording."
+            "could not be recorded as CUDA graphs: No answer within 120 s. PROOFLINE_GRAPHS=off"
+            " in the environment, on all hosts of an engine, prevents recording."
             " The engine starts again with this setting."
         ) in caplog.text
 
