@@ -133,7 +133,8 @@ class KeyFile:
         try:
             keys = self.keys()
         except KeysError as error:
-            # An error must not lock out all clients. Whoever can write the file can also empty it.
+            # An error in the file must not lock out all clients. A refusal would not protect the
+            # node, because a user who can write the file can also add a key.
             log.error("%s The keys read before stay in force.", error)
         else:
             self._callers = self._beside | {key.sha256: Caller(key.name, key.roles) for key in keys}

@@ -164,7 +164,8 @@ for _path in (one.removeprefix("POST ") for one in openai_paths.USUAL):
     )
 
 
-@router.get("/v1/models/", include_in_schema=False)  # else a model with an empty name
+# Without this path, the next route would look for a model with an empty name.
+@router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models", summary="List the models of all workers")
 async def models(request: Request, services: AppServices) -> Response:
     """Lists the served models, each with the entry that its worker's vLLM returns."""

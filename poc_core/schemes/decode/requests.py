@@ -45,7 +45,7 @@ Points = Annotated[list[Any], BeforeValidator(_points)]
 class DecodeArtifact(ReceivedArtifact):
     """A nonce's chain: the points of its prefill and of each step. `vector_b64` has no effect."""
 
-    k_points_steps: NotRequired[Annotated[list[Any] | None, BeforeValidator(_points)]]
+    k_points_steps: NotRequired[Points | None]
 
 
 class DecodeValidation(BaseModel):
