@@ -3,7 +3,10 @@ against it, and `compute`.
 """
 
 import json
+import os
 import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,13 @@ import psutil
 import pytest
 
 from tests.harness import golden
+from tests.harness.chat_client import CHAT, request
 from tests.harness.marks import needs_vllm
 from tests.harness.samples import body
 from tests.harness.waiting import wait_until
 from tests.integration.node import PREFIX, synthetic_artifacts, tampered
-from tests.integration.processes import assert_all_gone, command_of
+from tests.integration.processes import assert_all_gone, command_of, engine_cores, frozen
+from tests.stacks.round_client import RoundClient
 from tests.stacks.up import Up, proofline
 from workers.proofs import ENGINE_LOST_STATUS
 
@@ -101,6 +106,9 @@ class TestUp:
             changed,
         )
 
+    # Another worker is a minute of CPU time. In `make test`: test_vllm_engine.py kills a real core,
+    # test_housekeeping.py ends the worker, test_cli_processes.py starts another.
+    @pytest.mark.slow
     @pytest.mark.ends_its_stack
     def test_restarts_a_worker_whose_engine_died_while_it_had_nothing_to_do(self, up: Up) -> None:
         def cores() -> list[psutil.Process]:
@@ -111,6 +119,29 @@ class TestUp:
         up.wait_line(rf"up: \S+/cpu0 ended \(exit code {ENGINE_LOST_STATUS}\); restarting it", 300)
 
     @pytest.mark.ends_its_stack
+    def test_a_worker_that_is_to_end_lets_chat_come_to_its_end(
+        self, up: Up, yielding: RoundClient
+    ) -> None:
+        def worker() -> dict[str, Any]:
+            """The one with an engine: another, whose engine died, is listed for a while."""
+            found = yielding.status()["workers"]
+            return next((one for one in found if engine_cores(one["pid"])), {})
+
+        yielding.wait(lambda: worker().get("state") == "ready", 300, "a worker")
+        pid = worker()["pid"]
+        (core,) = engine_cores(pid)
+        body = request("Hello", n_tokens := 200)  # takes longer than the API remembers a worker
+        with ThreadPoolExecutor(1) as pool, frozen(core.pid):
+            answer = pool.submit(yielding.http.post, CHAT, json=body, timeout=300)
+            yielding.wait(lambda: worker()["stats"]["chat_active"], 300, "chat under way")
+            os.kill(pid, signal.SIGTERM)
+            yielding.wait(lambda: worker().get("state") == "draining", 300, "it says so")
+            assert not answer.done()
+        assert answer.result().json()["usage"]["completion_tokens"] == n_tokens
+        assert not [line for line in up.log if "cut off" in line]
+        up.wait_line(r"up: \S+/cpu0 ended \(exit code 0\)", 300)
+
+    @pytest.mark.ends_its_stack
     def test_ends_at_ctrl_c_and_leaves_nothing_running(self, up: Up) -> None:
         below = up.below
         assert any("redis-server" in command_of(process) for process in below)
@@ -118,15 +149,15 @@ class TestUp:
         assert_all_gone(below)
 
 
+# In `make test`, test_new_scheme.py runs the command with transformers, unit/lab/judge's
+# test_compute.py holds its options and its JSON, and each engine's tests its golden values.
+@pytest.mark.slow
 class TestCompute:
     @pytest.mark.parametrize(
         "options",
         [
-            # Without parallelism, `up` has shown the same above.
             pytest.param(
-                ["--engine", "vllm", "--tensor-parallel", "2"],
-                id="vllm, tensor parallel 2",
-                marks=pytest.mark.slow,
+                ["--engine", "vllm", "--tensor-parallel", "2"], id="vllm, tensor parallel 2"
             ),
             pytest.param(["--engine", "transformers"], id="transformers"),
         ],
@@ -153,7 +184,6 @@ class TestCompute:
         }
         assert_golden(document, golden_case)
 
-    @pytest.mark.slow
     def test_prints_the_references_distances(self) -> None:
         case = golden.cases(MODEL, "distance")[0]
         done = proofline(

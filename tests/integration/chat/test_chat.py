@@ -48,12 +48,18 @@ pytestmark = [
 SHARING = {"POC_CHAT_POLICY": "share:0.5", "POC_MAX_STEP_MS": "400"}
 CONCURRENCY = [1, 8]
 HELLO = [{"role": "user", "content": "Hello"}]
-POLICIES = ["yielding", pytest.param("sharing", marks=pytest.mark.xdist_group("sharing"))]
+# A second stack, of an engine whose isolation can be switched off, takes a minute of CPU time to
+# start. `make test` holds that proofs between the steps of chat change no answer by
+# test_vllm_engine.py (chat between two slices), that a missing isolation is found by
+# test_kv_isolation.py, the share of proofs by test_chat_gate.py, and texts instead of ids by
+# test_chat_requests.py.
+ON_SHARING = [pytest.mark.xdist_group("sharing"), pytest.mark.slow]
+POLICIES = ["yielding", pytest.param("sharing", marks=ON_SHARING)]
 POLICIES_AND_CONCURRENCY = [
     ("yielding", 1),
     ("yielding", 8),
-    pytest.param("sharing", 1, marks=[pytest.mark.xdist_group("sharing"), pytest.mark.slow]),
-    pytest.param("sharing", 8, marks=[pytest.mark.xdist_group("sharing"), pytest.mark.slow]),
+    pytest.param("sharing", 1, marks=ON_SHARING),
+    pytest.param("sharing", 8, marks=ON_SHARING),
 ]
 
 
@@ -113,7 +119,7 @@ class TestGreedyAnswers:
         assert found.corrupted == []
         assert len(found.ties) <= len(PROMPTS) // 10
 
-    @pytest.mark.slow  # as the test that it is the control of: TestPrefixCache has a quick one
+    @pytest.mark.slow
     @pytest.mark.xdist_group("sharing")
     @pytest.mark.parametrize("concurrency", CONCURRENCY)
     def test_are_corrupted_where_isolation_is_switched_off(
@@ -130,7 +136,7 @@ class TestGreedyAnswers:
         """Neither reflections nor scratch caches leave a trace."""
         client = request.getfixturevalue(policy)
         before = ask_all(client.http, PROMPTS[:4], 1)
-        with round_beside(client, 100):
+        with round_beside(client, 40):
             pass
         after = ask_all(client.http, PROMPTS[:4], 1)
         assert [answer.tokens for answer in after] == [answer.tokens for answer in before]
@@ -143,7 +149,7 @@ class TestPrefixCache:
         ask(client.http, LONG_PROMPT, salt=salt)
         before = ask(client.http, LONG_PROMPT, salt=salt)
         assert before.cached_tokens >= 256
-        with round_beside(client, 100):
+        with round_beside(client, 40):
             pass
         after = ask(client.http, LONG_PROMPT, salt=salt)
         assert after.cached_tokens == before.cached_tokens
@@ -158,6 +164,7 @@ class TestPrefixCache:
         )
         assert after.tokens == before.tokens
 
+    @pytest.mark.slow
     @pytest.mark.xdist_group("sharing")
     def test_is_corrupted_where_isolation_is_switched_off(self, unisolated: RoundClient) -> None:
         """Of several cached prompts at least one lies in blocks that proofs write to."""
@@ -207,6 +214,7 @@ class TestOpenAiClient:
         streamed = client.completions.create(**options, stream=True)
         assert "".join(event.choices[0].text for event in streamed) == whole.choices[0].text
 
+    @pytest.mark.slow
     @pytest.mark.xdist_group("sharing")
     def test_plain_clients_get_texts_where_the_operator_says_so(self, sharing: RoundClient) -> None:
         completions = openai_client(sharing).chat.completions
@@ -299,6 +307,7 @@ class TestWhoWaits:
             chat.stop()
             yielding.wait(lambda: job.state()["status"] == "completed", 300, "the job's end")
 
+    @pytest.mark.slow
     @pytest.mark.xdist_group("sharing")
     def test_a_job_completes_beside_constant_chat_under_share(self, sharing: RoundClient) -> None:
         with ConstantChat(sharing.http) as chat:
@@ -329,7 +338,7 @@ def chat(client: RoundClient) -> httpx.Response:
 
 
 class TestClientsThatVanish:
-    N = int(os.environ.get("PROOFLINE_TEST_VANISHING", "100"))
+    N = int(os.environ.get("PROOFLINE_TEST_VANISHING", "40"))
 
     def test_leave_no_request_running(self, yielding: RoundClient) -> None:
         def is_still() -> bool:

@@ -24,7 +24,7 @@ from tests.harness.marks import needs_vllm
 from tests.harness.waiting import wait_until
 from tests.integration.processes import command_of, descendants
 from tests.stacks.deployments import BFLOAT16, EXPERTS, FLOAT32, PIPELINED, QWEN3
-from workers.engines.base import Engine, MicroBatch, Slice, Tick
+from workers.engines.base import Engine, EngineLostError, MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
@@ -263,6 +263,23 @@ def test_bfloat16_distances_lie_near_those_of_an_h200(vllm_engine: Engine) -> No
         vllm_engine, golden.cases(vllm_engine.info.name, "distance", "h200", "bfloat16")
     )
     assert errors.max() <= 0.001, np.sort(errors)[-5:]
+
+
+@pytest.mark.ends_its_stack
+@pytest.mark.parametrize("vllm_engine", [PIPELINED], indirect=True, ids=str, scope="session")
+def test_an_idle_engine_whose_core_is_killed_is_lost(
+    vllm_engine: Engine, own_cores: list[psutil.Process]
+) -> None:
+    def is_lost() -> bool:
+        try:
+            vllm_engine.check()
+        except EngineLostError:
+            return True
+        return False
+
+    assert not is_lost()
+    own_cores[0].kill()
+    wait_until(is_lost, "the engine's end")
 
 
 @pytest.mark.slow

@@ -31,7 +31,12 @@ from tests.peers.receiver import Receiver
 from tests.stacks.round_client import assert_complete, round_body
 from tests.stacks.two_workers import TwoWorkers, two_workers
 
+# Two real engines take two minutes of CPU time to start. `make test` holds what they show by
+# test_gated_chat.py, test_chat_gate.py and rounds/test_beside_chat.py (exclusive), test_rounds.py
+# (two workers in a round, nothing broken off at SIGTERM: test_recovery.py), and test_command.py's
+# TestUp (chat under way comes to its end when its worker is to end, on a real engine).
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.integration,
     pytest.mark.xdist_group("two-workers"),
     needs_vllm,
@@ -206,7 +211,6 @@ def test_a_round_of_two_engines_arrives_whole_and_with_a_jobs_values(client: Two
         assert_as_of_a_job(client, receiver)
 
 
-@pytest.mark.slow
 def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_elsewhere(
     client: TwoWorkers,
 ) -> None:
