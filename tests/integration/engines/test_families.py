@@ -23,6 +23,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("answers"), needs
 
 # States beside attention, which CPUs compute in bfloat16 only; and MLA, each with experts.
 QUICK: dict[str, Dtype] = {"qwen3-next": "bfloat16", "deepseek-v3": "float32"}
+# Longer than what linear attention computes at once, 64, and a prompt longer than a block of 128.
+SPEC = checks.SPEC.model_copy(update={"seq_len": 80})
+PROMPT = 140
 
 
 def options(family: str, model: Path, **more: Any) -> EngineOptions:
@@ -54,13 +57,14 @@ def engine(request: pytest.FixtureRequest, folder: Path, forked_engines: None) -
 
 def test_layers_share_their_caches_and_the_values_are_those_of_private_ones(engine: Engine) -> None:
     assert engine.info.caches == "shared"
-    assert checks.shared_against_private(engine).exact
+    assert checks.shared_against_private(engine, SPEC).exact
 
 
 def test_slices_change_no_bit_and_chat_between_them_no_token(engine: Engine) -> None:
     assert engine.sliceable
-    assert checks.slices_against_whole(engine).exact
-    assert {name: str(one) for name, one in checks.chat_beside_proofs(engine).items()} == {
+    assert checks.slices_against_whole(engine, SPEC).exact
+    beside = checks.chat_beside_proofs(engine, SPEC, PROMPT)
+    assert {name: str(one) for name, one in beside.items()} == {
         "chat": "same",
         "beside chat": "same",
     }
@@ -79,9 +83,8 @@ def test_transformers_gives_the_same_artifacts(engine: Engine, folder: Path) -> 
 
 def test_distances_with_layer_hooks_are_computed(engine: Engine) -> None:
     """One rank has whole sums."""
-    spec = checks.SPEC.model_copy(
-        update={"scheme": "distance", "options": {"randomization": "layer_hooks"}}
-    )
+    layer_hooks = {"scheme": "distance", "options": {"randomization": "layer_hooks"}}
+    spec = SPEC.model_copy(update=layer_hooks)
     values = compute_all(engine, spec, checks.NONCES)
     assert all(isinstance(value, float) and 1 < value < 2 for value in values)
 
@@ -89,7 +92,7 @@ def test_distances_with_layer_hooks_are_computed(engine: Engine) -> None:
 def test_steps_of_decode_proofs_go_on_from_what_is_kept(engine: Engine) -> None:
     """Keys, values and states: alone, in parts, replayed and beside chat as in one forward."""
     seen = chains.checked(
-        engine, chains.SPEC.model_copy(update={"seq_len": 40, "options": {"max_tokens": 16}})
+        engine, chains.SPEC.model_copy(update={"seq_len": 40, "options": {"max_tokens": 8}})
     )
     assert seen["right"], seen
 
