@@ -20,6 +20,7 @@ import pytest
 from workers.vllm.start import lifeline
 
 IMPORTED = [
+    "tests.stacks.no_garbage",
     *(
         "vllm.v1.engine.core",
         "vllm.v1.executor.uniproc_executor",
@@ -44,6 +45,7 @@ class ForkedProcess(context.ForkServerProcess):
         import setproctitle  # it comes with vLLM
 
         gc.freeze()  # what was imported stays to the end
+        gc.enable()
         # setproctitle finds its place by the environment with which the server was started.
         setproctitle.getproctitle()
         os.environ.clear()
