@@ -1,12 +1,11 @@
 """Pages are readable: an opening, short paragraphs, plain words, subjects first, no history."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.harness.documents import DOCUMENTS, ROOT, blocks, headings, name, without_blocks
+from tests.harness.documents import DOCUMENTS, ROOT, headings, name, without_blocks
 
 LONGEST_PARAGRAPH, LONGEST_OPENING = 600, 300  # characters: five lines of 120
 ALL_WORDS = 40_000  # of all pages, as `wc -w` counts
@@ -81,15 +80,3 @@ def test_what_operators_search_for_is_in_a_heading_of_one_page() -> None:
         *(("Backup", "backup"), ("Connect", "connect")),
     ):
         assert [one for one, text in pages.items() if words in text] == [page], words
-
-
-def test_the_first_commands_show_their_output() -> None:
-    assert [block.kind for block in blocks(ROOT / "docs/start.md")][:6] == ["sh", "text"] * 3
-
-
-def test_all_places_name_one_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    chart = (ROOT / "docker/chart/Chart.yaml").read_text()
-    assert re.findall(r"^(?:version|appVersion): (.*)$", chart, flags=re.MULTILINE) == [version] * 2
-    changes = (ROOT / "CHANGELOG.md").read_text()
-    assert re.search(rf"^## {re.escape(version)}\b", changes, re.MULTILINE)

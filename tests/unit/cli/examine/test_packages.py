@@ -3,6 +3,7 @@
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +91,14 @@ def test_the_supported_releases_are_those_that_are_installed_and_documented() ->
     assert python
     oldest_python, newest = packages.OLDEST_PYTHON, packages.NEWEST_PYTHON
     assert tuple(map(int, python.groups())) == (*oldest_python, newest[0], newest[1] + 1)
+
+
+def test_all_places_name_one_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = (ROOT / "docker/chart/Chart.yaml").read_text()
+    assert re.findall(r"^(?:version|appVersion): (.*)$", chart, flags=re.MULTILINE) == [version] * 2
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"^## {re.escape(version)}\b", changes, re.MULTILINE)
 
 
 def test_a_torchvision_for_another_torch_is_named_and_how_to_be_rid_of_it(
