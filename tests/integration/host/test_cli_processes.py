@@ -34,6 +34,13 @@ path.with_suffix(".new").write_text(f"{os.getpid()} {grandchild.pid}")
 path.with_suffix(".new").rename(path)
 time.sleep(600)
 """
+# Does not end at SIGTERM.
+DEAF = """
+import signal, time
+signal.signal(15, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""
 
 
 class Recorder:
@@ -121,19 +128,6 @@ def test_a_restarted_child_says_when_it_is_ready_again_and_how_it_had_ended(
     assert child.last_exit_at <= child.since
 
 
-def test_a_child_that_crashes_again_and_again_backs_off_longer_and_is_given_up(
-    started: Callable[[ChildSpec], Child], recorder: Recorder, quick_backoff: None
-) -> None:
-    child = started(ChildSpec("broken", python("raise SystemExit(7)"), max_fast_crashes=3))
-    wait_until(lambda: child.gave_up is not None, "giving up")
-    assert recorder.announcements == [
-        "broken ended (exit code 7); restarting it in 0.01 s",
-        "broken ended (exit code 7); restarting it in 0.02 s",
-        "broken ended (exit code 7); restarting it in 0.04 s",
-        "broken ended (exit code 7); not restarted: 4 times in a row",
-    ]
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -176,12 +170,38 @@ HOPELESS: dict[str, Any] = {
 }
 
 
-def test_a_child_whose_start_is_hopeless_is_given_up_at_once(
-    started: Callable[[ChildSpec], Child], recorder: Recorder
+@pytest.mark.parametrize(
+    ("code", "spec", "said"),
+    [
+        (
+            "raise SystemExit(7)",
+            {"max_fast_crashes": 3},
+            [
+                *(f"exit code 7); restarting it in {delay} s" for delay in (0.01, 0.02, 0.04)),
+                "exit code 7); not restarted: 4 times in a row",
+            ],
+        ),
+        (
+            "print('oom'); raise SystemExit(1)",
+            HOPELESS,
+            ["exit code 1); not restarted: no memory"],
+        ),
+        ("raise SystemExit(2)", {}, ["exit code 2); not restarted: its arguments are wrong"]),
+    ],
+    ids=["after longer and longer waits", "at once where it is hopeless", "with wrong arguments"],
+)
+def test_a_child_that_fails_is_given_up(
+    started: Callable[[ChildSpec], Child],
+    recorder: Recorder,
+    quick_backoff: None,
+    code: str,
+    spec: dict[str, Any],
+    said: list[str],
 ) -> None:
-    child = started(ChildSpec("child", python("import sys; print('oom'); sys.exit(1)"), **HOPELESS))
+    child = started(ChildSpec("child", python(code), **spec))
     wait_until(lambda: child.gave_up is not None, "giving up")
-    assert recorder.announcements == ["child ended (exit code 1); not restarted: no memory"]
+    assert recorder.announcements == [f"child ended ({one}" for one in said]
+    assert (child.gave_up, child.crashes) == (recorder.announcements[-1], len(said))
 
 
 def test_a_child_that_was_ready_once_is_restarted_whatever_its_log_says(
@@ -232,15 +252,6 @@ def test_a_child_that_never_got_ready_may_be_given_up_sooner(
     assert (never.crashes, once.crashes) == (2, 4)
 
 
-def test_a_child_with_wrong_arguments_is_not_restarted(
-    started: Callable[[ChildSpec], Child], recorder: Recorder
-) -> None:
-    child = started(ChildSpec("wrong", python("raise SystemExit(2)")))
-    wait_until(lambda: child.gave_up is not None, "giving up")
-    assert child.gave_up == "wrong ended (exit code 2); not restarted: its arguments are wrong"
-    assert child.crashes == 1
-
-
 def test_a_command_that_does_not_exist_says_so_in_the_log(
     started: Callable[[ChildSpec], Child], recorder: Recorder, quick_backoff: None
 ) -> None:
@@ -273,11 +284,7 @@ def test_stopping_lets_the_child_end_by_itself(
 def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_period(
     started: Callable[[ChildSpec], Child],
 ) -> None:
-    code = (
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True);"
-        " time.sleep(600)"
-    )
-    child = started(ChildSpec("deaf", python(code), grace_s=0.3))
+    child = started(ChildSpec("deaf", python(DEAF), grace_s=0.3))
     wait_until(lambda: child.tail == ["deaf"], "readiness")
     pid = child.pid
     began = time.monotonic()
@@ -287,11 +294,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_period(
 
 
 def test_asking_twice_kills_at_once(started: Callable[[ChildSpec], Child]) -> None:
-    code = (
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True);"
-        " time.sleep(600)"
-    )
-    child = started(ChildSpec("deaf", python(code), grace_s=1000))  # beyond any test's time
+    child = started(ChildSpec("deaf", python(DEAF), grace_s=1000))  # beyond any test's time
     wait_until(lambda: child.tail == ["deaf"], "readiness")
     pid = child.pid
     child.request_stop()

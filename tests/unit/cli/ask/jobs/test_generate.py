@@ -147,20 +147,19 @@ def test_a_refusal_is_shown_as_the_api_words_it(
 
 
 @pytest.mark.parametrize(
-    ("end", "message"),
+    ("status", "end", "message"),
     [
-        (
-            {"status": "failed", "error": "the engine was lost"},
-            "Job job-1 failed: the engine was lost",
-        ),
-        ({"status": "cancelled"}, "Job job-1 was cancelled"),
+        (200, {"status": "failed", "error": "the engine was lost"}, "failed: the engine was lost"),
+        (200, {"status": "cancelled"}, "Job job-1 was cancelled"),
+        (404, {"detail": "There is no job 'job-1'."}, "There is no job 'job-1'. (HTTP 404)"),
     ],
+    ids=["failed", "cancelled", "expired"],
 )
 def test_a_job_without_a_result_is_a_failure(
-    fake: FakeApi, end: dict[str, Any], message: str
+    fake: FakeApi, status: int, end: dict[str, Any], message: str
 ) -> None:
-    fake.polls = [(200, running(1)), (200, end)]
-    answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "1")
+    fake.polls = [(200, running(1)), (status, end)]
+    answer = fake.run("generate", "--request-id", "job-1")
     assert answer.exit_code == 1
     assert message in answer.output
 
@@ -169,13 +168,6 @@ def test_waiting_survives_an_api_that_is_away_for_a_moment(fake: FakeApi) -> Non
     fake.polls = [(503, {"detail": "Redis is away"}), (200, running(1)), (502, b""), (200, RESULT)]
     answer = fake.run("generate", *PROOF_OPTIONS, "--nonces", "0-2")
     assert answer.exit_code == 0, answer.output
-
-
-def test_an_expired_job_is_not_waited_for(fake: FakeApi) -> None:
-    fake.polls = [(404, {"detail": "There is no job 'job-1'."})]
-    answer = fake.run("generate", "--request-id", "job-1")
-    assert answer.exit_code == 1
-    assert "There is no job 'job-1'. (HTTP 404)" in answer.output
 
 
 def test_ctrl_c_says_how_to_fetch_the_result_later(

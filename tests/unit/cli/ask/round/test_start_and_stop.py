@@ -10,6 +10,14 @@ from cli.main import app
 from tests.peers.round_api import URL, FakeApi, without_a_round
 
 START = ["round", "start", "--block-hash", "0xabc", "--public-key", "node-1"]
+# What each round's body begins with.
+BODY = {
+    "block_hash": "0xabc",
+    "block_height": 0,
+    "public_key": "node-1",
+    "node_id": 0,
+    "node_count": 1,
+}
 
 
 # Starting.
@@ -29,12 +37,7 @@ def test_what_the_api_wants_to_be_asked_again_is_and_its_user_sees_why(
 def test_start_sends_a_round_of_the_only_model(api: FakeApi, runner: CliRunner) -> None:
     answer = runner.invoke(app, START)
     assert answer.exit_code == 0, answer.output
-    expected = {
-        "block_hash": "0xabc",
-        "block_height": 0,
-        "public_key": "node-1",
-        "node_id": 0,
-        "node_count": 1,
+    expected = BODY | {
         "group_id": 0,
         "n_groups": 1,
         "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
@@ -67,12 +70,7 @@ def test_start_with_an_r_target_sends_a_distance_round(api: FakeApi, runner: Cli
     options = "--r-target 1.405 --fraud-threshold 0.05 --layer-hooks --n-groups 2 --group-id 1"
     answer = runner.invoke(app, [*START, *options.split(), "--callback-url", URL])
     assert answer.exit_code == 0, answer.output
-    expected = {
-        "block_hash": "0xabc",
-        "block_height": 0,
-        "public_key": "node-1",
-        "node_id": 0,
-        "node_count": 1,
+    expected = BODY | {
         "group_id": 1,
         "n_groups": 2,
         "r_target": 1.405,
