@@ -28,7 +28,7 @@ from lab.tables import result_console, result_table
 from poc_core.errors import ProoflineError
 from poc_core.settings import parse_chat_policy
 from proofline.client import UrlError
-from proofline.client.exchange import base_url, headers, no_answer
+from proofline.client.exchange import WITHOUT_PROXY, base_url, headers, no_answer
 from workers.chat_gate import ChatGate
 from workers.engines.options import EngineOptions
 
@@ -180,10 +180,8 @@ def ask(url: str, model: str | None, chat: ExecutedChat) -> Answer:
     body = validators_request(chat) | ({"model": model} if model else {})
     note(f"Having {url} validate {len(chat.answer.content)} tokens.")
     try:
-        # An engine in this process is called without a proxy.
-        answer = httpx.post(
-            url + PATH, json=body, headers=headers(None), timeout=TIMEOUT_S, trust_env=model is None
-        )
+        with httpx.Client(timeout=TIMEOUT_S, mounts=WITHOUT_PROXY) as client:
+            answer = client.post(url + PATH, json=body, headers=headers(None))
     except httpx.HTTPError as error:
         raise no_answer(url, error) from error
     document = _json(answer)

@@ -46,7 +46,10 @@ class AsyncClient:
         self._on_wait = on_wait
         self._has_answered = False
         self._http = httpx.AsyncClient(
-            base_url=self.base, headers=exchange.headers(api_key), transport=transport
+            base_url=self.base,
+            headers=exchange.headers(api_key),
+            transport=transport,
+            mounts=exchange.WITHOUT_PROXY,
         )
 
     async def __aenter__(self) -> Self:

@@ -18,6 +18,10 @@ FIRST_POLL_S = 0.1
 MAX_POLL_S = 0.5
 # Seconds of retries during polling while the API is unavailable: enough for a restart.
 POLL_PATIENCE_S = 60.0
+# A proxy of the environment (HTTP_PROXY) cannot reach this machine's node, and would see its key.
+WITHOUT_PROXY: dict[str, None] = {
+    f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")
+}
 # Errors that occur before anything is sent.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 

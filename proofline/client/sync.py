@@ -46,7 +46,10 @@ class Client:
         self._on_wait = on_wait
         self._has_answered = False
         self._http = httpx.Client(
-            base_url=self.base, headers=exchange.headers(api_key), transport=transport
+            base_url=self.base,
+            headers=exchange.headers(api_key),
+            transport=transport,
+            mounts=exchange.WITHOUT_PROXY,
         )
 
     def __enter__(self) -> Self:

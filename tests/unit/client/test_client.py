@@ -1,9 +1,11 @@
 """Both clients against the API itself, in this process, and against rare answers."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -391,3 +393,33 @@ def test_the_key_is_the_given_one_or_the_environments(
     if set_to:
         monkeypatch.setenv("POC_API_KEY", set_to)
     assert exchange.headers(given).get("Authorization") == (f"Bearer {sent}" if sent else None)
+
+
+class Node(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        text = json.dumps(status_answer([MODEL])).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_node_on_this_machine_is_called_without_the_environments_proxy(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Node) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://{host}:{server.server_address[1]}"
+
+        async def asked() -> Any:
+            async with AsyncClient(url, patience_s=0) as client:
+                return await client.status()
+
+        with Client(url, patience_s=0) as client:
+            assert client.status() == asyncio.run(asked())
+        server.shutdown()

@@ -105,6 +105,16 @@ def test_an_answer_that_is_confirmed_is_valid(node: Node, check: Check) -> None:
     assert "Similarity 1.000000, which must be above 0.9;" in stdout
 
 
+def test_a_node_on_this_machine_is_asked_without_the_environments_proxy(
+    monkeypatch: pytest.MonkeyPatch, check: Check
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert check(answer(CONTENT))[0] == 0
+
+
 def test_the_node_is_asked_as_a_validator_asks(node: Node, check: Check) -> None:
     check(answer(CONTENT))
     tokens = [{"token": one, "top_tokens": [one, "99"]} for one in ("11", "12", "2")]
