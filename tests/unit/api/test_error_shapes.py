@@ -1,5 +1,6 @@
 """Errors on the paths of a model's clients, by whoever refuses, have these clients' form."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -197,3 +198,41 @@ async def test_fields_of_any_type_are_answered(path: str, odd: Any) -> None:
         assert isinstance(error["message"], str)
         assert error["message"], body
         error_event(json.loads(sent[1]["body"]))
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/api/v1/pow/generate"])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_answer_that_takes_longer_than_the_servers_end_is_no_mistake_of_the_node(
+    path: str, has_begun: bool
+) -> None:
+    """uvicorn cancels it, and would answer 500 Internal Server Error."""
+    sent: list[Any] = []
+
+    async def endless(_scope: Any, _receive: Any, send: Any) -> None:
+        if has_begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def cancelled() -> Any:
+        scope = {"type": "http", "path": path, "method": "POST", "headers": []}
+        task = asyncio.create_task(ErrorShapes(endless)(scope, receive, send))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        return (await asyncio.gather(task, return_exceptions=True))[0]
+
+    raised = asyncio.run(cancelled())
+    if has_begun:  # the client must not take a part for the answer
+        assert isinstance(raised, asyncio.CancelledError)
+        assert [message["type"] for message in sent] == ["http.response.start"]
+        return
+    head, body = sent
+    assert (raised, head["status"], dict(head["headers"])[b"retry-after"]) == (None, 503, b"5")
+    said = json.loads(body["body"])
+    message = said["detail"] if path.startswith("/api/") else said["error"]["message"]
+    assert message == "The node is being stopped; try again in 5 s."
