@@ -11,6 +11,9 @@ from poc_core.settings.proofs import ProofSettings
 from poc_core.settings.redis import REDIS_TIMEOUT_S, RedisSettings
 from poc_core.settings.theme import listed
 
+# Errors whose text shows the value, because numbers and choices are never passwords.
+_SHOWN = {"int_parsing", "int_from_float", "float_parsing", "bool_parsing", "literal_error"}
+
 __all__ = [
     "PRIVATE",
     "REDIS_TIMEOUT_S",
@@ -54,14 +57,15 @@ def load_settings(**overrides: object) -> Settings:
         given = {name: value for name, value in overrides.items() if value is not None}
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        # Without the values: POC_REDIS_URL may contain a password.
+        # Mostly without the values: POC_REDIS_URL may contain a password.
         problems = [
             ": ".join(
                 [
                     *(f"POC_{str(part).upper()}" for part in problem["loc"]),
-                    problem["msg"].removeprefix("Value error, "),
+                    problem["msg"].removeprefix("Value error, ")
+                    + (f", not {problem['input']!r}" if problem["type"] in _SHOWN else ""),
                 ]
             )
-            for problem in error.errors(include_input=False, include_url=False)
+            for problem in error.errors(include_url=False)
         ]
         raise SettingsError("; ".join(problems) + ".") from None

@@ -50,6 +50,18 @@ def test_every_bad_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings()
 
 
+@pytest.mark.parametrize("text", ["", '"32"', "32s"])
+@pytest.mark.parametrize("name", ["BATCH_SIZE_DEFAULT", "CALLBACK_INTERVAL_SEC", "REQUIRE_KEYS"])
+def test_a_number_or_choice_that_cannot_be_read_is_shown(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    """Compose's `- POC_BATCH_SIZE_DEFAULT="32"` has its quotes in the value."""
+    monkeypatch.setenv(f"POC_{name}", text)
+    with pytest.raises(SettingsError) as refusal:
+        load_settings()
+    assert str(refusal.value).endswith(f", not {text!r}.")
+
+
 @pytest.mark.parametrize(
     "url", ["http://secret@here", "redis://secret@here:port", "unix:///secret", ""]
 )
