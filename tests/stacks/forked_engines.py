@@ -44,8 +44,7 @@ class ForkedProcess(context.ForkServerProcess):
     def run(self) -> None:
         import setproctitle  # it comes with vLLM
 
-        gc.freeze()  # what was imported stays to the end
-        gc.enable()
+        gc.freeze()  # what was imported stays to the end; our vLLM plugin turns the collector on
         # setproctitle finds its place by the environment with which the server was started.
         setproctitle.getproctitle()
         os.environ.clear()
