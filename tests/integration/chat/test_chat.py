@@ -271,17 +271,6 @@ class TestOpenAiClient:
 
 
 class TestWhoWaits:
-    def test_skips_are_in_the_status(self, yielding: RoundClient) -> None:
-        before = chat_stats(yielding)["skips"]
-        with round_beside(yielding), ConstantChat(yielding.http):
-            yielding.wait(
-                lambda: chat_stats(yielding)["skips"] > before, 300, "skips in the status"
-            )
-            yielding.wait(
-                lambda: chat_stats(yielding)["chat_active"] > 0, 300, "chat in the status"
-            )
-        assert chat_stats(yielding)["proof_busy_s"] > 0
-
     def test_a_validation_completes_under_constant_chat(self, yielding: RoundClient) -> None:
         honest = Job(yielding, 60)
         yielding.wait(lambda: honest.state()["status"] == "completed", 300, "artifacts to validate")
@@ -299,13 +288,21 @@ class TestWhoWaits:
         assert chat.refused == []
 
     def test_a_job_completes_when_chat_ends_in_time(self, yielding: RoundClient) -> None:
+        before = chat_stats(yielding)["skips"]
         with ConstantChat(yielding.http) as chat:
             job = Job(yielding)
             yielding.wait(
                 lambda: job.state().get("waiting_for") == "chat", 300, "the job waits for chat"
             )
+            yielding.wait(
+                lambda: chat_stats(yielding)["skips"] > before, 300, "skips in the status"
+            )
+            yielding.wait(
+                lambda: chat_stats(yielding)["chat_active"] > 0, 300, "chat in the status"
+            )
             chat.stop()
             yielding.wait(lambda: job.state()["status"] == "completed", 300, "the job's end")
+        assert chat_stats(yielding)["proof_busy_s"] > 0
 
     @pytest.mark.slow
     @pytest.mark.xdist_group("sharing")
