@@ -37,7 +37,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # its fixtures are made once, and xdist, which counts all groups after each test, has hundreds to
 # count and not thousands.
 LONGEST_FIRST = (
-    *("engines", "answers", "up", "node", "test_rounds", "two-workers", "test_joining", "sharing"),
+    *("engines", "up", "node", "test_rounds", "two-workers", "test_joining", "sharing"),
     *("test_command", "broker", "test_cli_stack", "test_new_scheme", "test_large_jobs"),
 )
 

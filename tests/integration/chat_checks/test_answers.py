@@ -29,7 +29,7 @@ from workers.engines.validations import Way
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("answers"),
+    pytest.mark.xdist_group("engines"),
     needs_vllm,
     pytest.mark.parametrize("server", [64], indirect=True, scope="session"),
 ]

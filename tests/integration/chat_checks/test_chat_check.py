@@ -14,7 +14,7 @@ from tests.integration.chat_checks.known import Server, content
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("answers"),
+    pytest.mark.xdist_group("engines"),
     needs_vllm,
     pytest.mark.parametrize("server", [64], indirect=True, scope="session"),
 ]

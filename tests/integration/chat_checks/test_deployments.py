@@ -24,7 +24,7 @@ from workers.engines.validations import Way
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("answers"),
+    pytest.mark.xdist_group("engines"),
     needs_vllm,
     pytest.mark.slow,
 ]

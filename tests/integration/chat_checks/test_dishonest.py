@@ -7,7 +7,7 @@ from tests.harness.marks import needs_vllm
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("answers"),
+    pytest.mark.xdist_group("engines"),
     needs_vllm,
     pytest.mark.slow,
 ]

@@ -15,7 +15,7 @@ from workers.vllm.release.extra_args import NAMES
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("answers"),
+    pytest.mark.xdist_group("engines"),
     needs_vllm,
     pytest.mark.parametrize("server", [64], indirect=True, scope="session"),
 ]

@@ -18,7 +18,7 @@ from tests.integration.chat_checks.known import (
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("answers"),
+    pytest.mark.xdist_group("engines"),
     needs_vllm,
     pytest.mark.parametrize(
         "server", [64, pytest.param(256, marks=pytest.mark.slow)], indirect=True, scope="session"

@@ -32,7 +32,7 @@ from workers.load import load_engine
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.gpu,
-    pytest.mark.xdist_group("answers"),
+    pytest.mark.xdist_group("engines"),
     needs_vllm,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]

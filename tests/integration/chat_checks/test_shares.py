@@ -15,7 +15,7 @@ from tests.integration.chat_checks.known import Server, chat, text_of
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.xdist_group("answers"),
+    pytest.mark.xdist_group("engines"),
     needs_vllm,
     pytest.mark.parametrize("server", [256], indirect=True),
 ]

@@ -19,7 +19,7 @@ from workers.engines.options import EngineOptions
 from workers.load import load_engine
 from workers.pipeline import compute_all
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("answers"), needs_vllm]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
 
 # States beside attention, which CPUs compute in bfloat16 only; and MLA, each with experts.
 QUICK: dict[str, Dtype] = {"qwen3-next": "bfloat16", "deepseek-v3": "float32"}
