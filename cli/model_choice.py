@@ -1,6 +1,7 @@
 """Finds the model that --model names: shipped, the demo model, in a directory, or on the hub."""
 
 import itertools
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from cli.shipped import ModelChoiceError, check_spelling, shipped_models
 from poc_core.errors import ProoflineError
 from workers.engines.options import EngineOptions
 from workers.vllm.start.log_patterns import NOT_HERE, NOT_ON_HUB
+
+logger = logging.getLogger(__name__)
 
 # Seconds for the hub's answer.
 HUB_TIMEOUT_S = 5.0
@@ -71,16 +74,42 @@ def check_is_there(options: EngineOptions) -> None:
     Raises ModelChoiceError if the model is in neither place, ProoflineError if the hub is
     unreachable.
     """
-    name = options.model
-    elsewhere = any(os.environ.get(variable) for variable in _ELSEWHERE) or any(
-        word.replace("_", "-").startswith("--download-dir") for word in options.vllm_args
-    )
-    if options.engine == "synthetic" or elsewhere or _directory(name):
+    if not _comes_from_hub(options):
         return
-    revision = _revision(options.vllm_args)
+    name, revision = options.model, _revision(options.vllm_args)
     here = _here(name, revision)
     if here is not None:
         _ask_hub(name, revision, here)
+
+
+def need_no_hub(options: EngineOptions) -> None:
+    """Forbids this process and its children to ask the Hugging Face hub, if the hub does not
+    confirm a model that is complete on disk. Otherwise vLLM retries for minutes, and then fails.
+    """
+    constants = huggingface_hub.constants
+    if constants.HF_HUB_OFFLINE or not _comes_from_hub(options):
+        return
+    repo, revision = options.model.partition(":")[0], _revision(options.vllm_args)
+    # Without the hub, vLLM loads the revision `main`.
+    if ModelCache().stage(repo, revision or "main") != "DOWNLOADED":
+        return
+    try:
+        huggingface_hub.HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # from the hub's answer, or from the HTTP client
+        said = " ".join(str(error).split()) or type(error).__name__
+        logger.warning(
+            "the Hugging Face hub does not confirm %s (%s); it is loaded from %s, without the hub",
+            *(options.model, said[:200], ModelCache().path),
+        )
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        constants.HF_HUB_OFFLINE = True
+
+
+def _comes_from_hub(options: EngineOptions) -> bool:
+    elsewhere = any(os.environ.get(variable) for variable in _ELSEWHERE) or any(
+        word.replace("_", "-").startswith("--download-dir") for word in options.vllm_args
+    )
+    return options.engine != "synthetic" and not elsewhere and not _directory(options.model)
 
 
 def _revision(vllm_args: Sequence[str]) -> str | None:

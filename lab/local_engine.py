@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cli.machine.cpu_memory import kv_cache_environment
-from cli.model_choice import check_is_there
+from cli.model_choice import check_is_there, need_no_hub
 from cli.supervise.fleet import telling_lines
 from cli.supervise.log_folder import LogFolder
 from cli.supervise.start_stages import StartStages
@@ -120,6 +120,7 @@ def local_engine(options: EngineOptions) -> Iterator[Engine]:
     engine's log is added to the error.
     """
     check_is_there(options)
+    need_no_hub(options)
     if options.engine == "vllm":
         os.environ.update(kv_cache_environment(options.model, options.n_devices))
         # By default vLLM compiles these kernels for some thousand sizes; these commands use a few.

@@ -8,7 +8,7 @@ import typer
 from cli import options
 from cli.engine_options import takes_engine_options
 from cli.machine.cpu_memory import kv_cache_environment
-from cli.model_choice import check_is_there
+from cli.model_choice import check_is_there, need_no_hub
 from workers.endings import end_process
 from workers.engines.options import EngineOptions
 
@@ -29,6 +29,7 @@ def worker(
     batches.
     """
     check_is_there(engine_options)
+    need_no_hub(engine_options)
     if engine_options.engine == "vllm":
         os.environ.update(kv_cache_environment(engine_options.model, engine_options.n_devices))
     _run(engine_options, worker_id, redis_url)
@@ -37,6 +38,7 @@ def worker(
 def supervised_worker(engine_options: Annotated[str, typer.Argument(help="As JSON.")]) -> None:
     """Run one worker for `proofline up` or `workers`, which set its environment."""
     options = EngineOptions.model_validate_json(engine_options)
+    need_no_hub(options)
     if options.span is not None and options.span.follows:
         from workers.vllm.start.host_follower import run_follower
 

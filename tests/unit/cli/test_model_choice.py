@@ -8,10 +8,10 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from cli.model_choice import check_can_be_found, check_is_there, choose_model
+from cli.model_choice import check_can_be_found, check_is_there, choose_model, need_no_hub
 from cli.shipped import ModelChoiceError, shipped_models
 from poc_core.errors import ProoflineError
-from tests.peers.hub import COMMIT, REPO, Hub
+from tests.peers.hub import COMMIT, FILES, REPO, Hub
 from workers.engines.options import EngineOptions
 
 
@@ -186,3 +186,55 @@ def test_nobody_is_asked_for_what_is_here_or_sought_elsewhere(
     check_is_there(vllm("other/none", "--download-dir=/models"))
     check_is_there(EngineOptions(model="other/none", engine="synthetic"))
     assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "answers", "model", "is_offline"),
+    [
+        (True, True, REPO, False),
+        (True, False, REPO, True),
+        (True, False, f"{REPO} --revision {COMMIT}", True),
+        (True, False, f"{REPO} --revision {'b' * 40}", False),
+        (True, True, f"{REPO} --revision {COMMIT}", False),
+        (False, False, REPO, False),
+    ],
+)
+def test_a_model_that_is_complete_here_needs_no_hub(
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_whole: bool,
+    answers: bool,
+    model: str,
+    is_offline: bool,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    repo = tmp_path / "models--acme--small"
+    for name, data in FILES.items():
+        path = repo / "snapshots" / COMMIT / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if is_whole or not name.endswith(".safetensors"):
+            path.write_bytes(data)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(COMMIT)
+    if not answers:
+        nowhere = huggingface_hub.HfApi  # made before the hub is closed
+        hub.__exit__()
+        monkeypatch.setattr(huggingface_hub, "HfApi", nowhere)
+    name, *words = model.split()
+    need_no_hub(vllm(name, *words))
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is is_offline
+    assert os.environ["HF_HUB_OFFLINE"] == ("1" if is_offline else "")
+
+
+def test_a_model_that_the_hub_refuses_is_loaded_from_disk(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    folder = tmp_path / "models--acme--gone" / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    need_no_hub(vllm("acme/gone", "--revision", COMMIT))
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert "does not confirm acme/gone" in caplog.text
