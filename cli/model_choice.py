@@ -89,17 +89,16 @@ def need_no_hub(options: EngineOptions) -> None:
     constants = huggingface_hub.constants
     if constants.HF_HUB_OFFLINE or not _comes_from_hub(options):
         return
-    repo, revision = options.model.partition(":")[0], _revision(options.vllm_args)
+    name, revision = options.model, _revision(options.vllm_args)
     # Without the hub, vLLM loads the revision `main`.
-    if ModelCache().stage(repo, revision or "main") != "DOWNLOADED":
+    if ModelCache().stage(name.partition(":")[0], revision or "main") != "DOWNLOADED":
         return
     try:
-        huggingface_hub.HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_S)
+        _confirm(name, revision)
     except Exception as error:  # from the hub's answer, or from the HTTP client
-        said = " ".join(str(error).split()) or type(error).__name__
         logger.warning(
             "the Hugging Face hub does not confirm %s (%s); it is loaded from %s, without the hub",
-            *(options.model, said[:200], ModelCache().path),
+            *(name, _said(error)[:200], ModelCache().path),
         )
         os.environ["HF_HUB_OFFLINE"] = "1"
         constants.HF_HUB_OFFLINE = True
@@ -152,9 +151,7 @@ def _here(name: str, revision: str | None) -> str | None:
 def _ask_hub(name: str, revision: str | None, here: str) -> None:
     what = repr(name) + (f" at the revision {revision!r}" if revision else "")
     try:
-        huggingface_hub.HfApi().model_info(
-            name.partition(":")[0], revision=revision, timeout=HUB_TIMEOUT_S
-        )
+        _confirm(name, revision)
     except huggingface_hub.errors.OfflineModeIsEnabled:
         raise ProoflineError(f"There is no model {what} here: {NOT_HERE} ({here}).") from None
     except huggingface_hub.errors.RevisionNotFoundError:
@@ -168,9 +165,19 @@ def _ask_hub(name: str, revision: str | None, here: str) -> None:
             raise ModelChoiceError(f"There is no model {what}: {NOT_ON_HUB}.") from None
         # For other statuses the hub may have recovered when the engine asks.
     except Exception as error:  # from the HTTP client of the hub's package
-        said = " ".join(str(error).split()) or type(error).__name__
         raise ProoflineError(
             f"The model {what} is not on this machine, and the Hugging Face hub cannot be reached"
-            f" ({said}; {here}): give a model's directory, copy the model into HF_HOME, or take a"
-            f" shipped one: {', '.join(shipped_models())}."
+            f" ({_said(error)}; {here}): give a model's directory, copy the model into HF_HOME, or"
+            f" take a shipped one: {', '.join(shipped_models())}."
         ) from None
+
+
+def _confirm(name: str, revision: str | None) -> None:
+    """Asks the hub for a model. Any exception means that the hub does not confirm the model."""
+    huggingface_hub.HfApi().model_info(
+        name.partition(":")[0], revision=revision, timeout=HUB_TIMEOUT_S
+    )
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

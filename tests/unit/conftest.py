@@ -188,3 +188,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     return put
+
+
+@pytest.fixture
+def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names a proxy that does not answer, for all hosts."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")

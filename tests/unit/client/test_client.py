@@ -405,13 +405,10 @@ class Node(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.usefixtures("dead_proxy")
 def test_a_node_on_this_machine_is_called_without_the_environments_proxy(
-    monkeypatch: pytest.MonkeyPatch, host: str
+    host: str,
 ) -> None:
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HTTP_PROXY", "http_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
     with ThreadingHTTPServer(("127.0.0.1", 0), Node) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://{host}:{server.server_address[1]}"

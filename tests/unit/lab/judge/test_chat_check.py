@@ -105,13 +105,10 @@ def test_an_answer_that_is_confirmed_is_valid(node: Node, check: Check) -> None:
     assert "Similarity 1.000000, which must be above 0.9;" in stdout
 
 
+@pytest.mark.usefixtures("dead_proxy")
 def test_a_node_on_this_machine_is_asked_without_the_environments_proxy(
-    monkeypatch: pytest.MonkeyPatch, check: Check
+    check: Check,
 ) -> None:
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HTTP_PROXY", "http_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert check(answer(CONTENT))[0] == 0
 
 
