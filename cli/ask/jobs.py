@@ -31,17 +31,17 @@ def job_body(
     batch_size: int | None,
 ) -> dict[str, Any]:
     """Returns the body of POST /generate (protocol.md, sections 5 and 8)."""
-    body: dict[str, Any] = {
-        **place_of(block_hash, block_height, public_key),
-        "nonces": nonces,
-        "params": {"model": model, "seq_len": proof.seq_len, "k_dim": proof.k_dim},
-        "poc_stronger_rng": proof.stronger_rng,
-    }
+    body = {**place_of(block_hash, block_height, public_key), "nonces": nonces}
+    sizes = {} if batch_size is None else {"batch_size": batch_size}
+    return body | proof_fields(model, proof) | sizes
+
+
+def proof_fields(model: str, proof: Proof) -> dict[str, Any]:
+    """Returns the fields of a job's or round's body that only artifacts and decode proofs have."""
+    params = {"model": model, "seq_len": proof.seq_len, "k_dim": proof.k_dim}
     if proof.max_tokens is not None:
-        body["params"] |= {"decode": True, "max_tokens": proof.max_tokens}
-    if batch_size is not None:
-        body["batch_size"] = batch_size
-    return body
+        params |= {"decode": True, "max_tokens": proof.max_tokens}
+    return {"params": params, "poc_stronger_rng": proof.stronger_rng}
 
 
 def await_job(

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cli import options, terminal
 from cli.ask.connection import connect, only_model
+from cli.ask.jobs import proof_fields
 from cli.ask.round_view import line, picture, shown
 from cli.ask.scheme_params import OfScheme, flags_of_artifacts, round_of
 from cli.grouped import grouped
@@ -41,15 +42,6 @@ class Share(NamedTuple):
     n_groups: Annotated[
         int, typer.Option(min=1, help="Number of groups that share the node's nonces.")
     ] = 1
-
-
-class Vectors(NamedTuple):
-    k_dim: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}."),
-    ] = None
-    stronger_rng: options.StrongerRng = False
-    max_tokens: options.MaxTokens = None
 
 
 class Distances(NamedTuple):
@@ -102,8 +94,7 @@ def start(
             "fit, up to the API's POC_BATCH_SIZE_DEFAULT.",
         ),
     ] = None,
-    seq_len: options.SeqLen = options.DEFAULT_SEQ_LEN,
-    vectors: Vectors,
+    proof: options.Proof,
     distances: Distances,
     of_scheme: OfScheme,
     model: options.ServedModel = None,
@@ -121,8 +112,8 @@ def start(
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --r-target 1.405
     """
     flags = dict(zip(("--r-target", "--fraud-threshold", "--layer-hooks"), distances, strict=True))
-    by_name = of_scheme.refuse_flags(flags_of_artifacts(*vectors) | flags)
-    check_scheme(vectors, distances)
+    by_name = of_scheme.refuse_flags(flags_of_artifacts(*proof[1:]) | flags)
+    check_scheme(proof, distances)
     with connect(url) as client:
         body: dict[str, Any] = {
             "block_hash": block_hash,
@@ -136,12 +127,12 @@ def start(
                 of_scheme,
                 body,
                 model=model,
-                seq_len=seq_len,
+                seq_len=proof.seq_len,
                 batch_size=batch_size,
                 url=callback_url,
             )
         else:
-            body |= body_of(model, seq_len, vectors, distances)
+            body |= body_of(model, proof, distances)
             if batch_size is not None:
                 body["batch_size"] = batch_size
             if callback_url is not None:
@@ -152,19 +143,12 @@ def start(
             terminal.note("Without --callback-url its artifacts are counted and sent to nobody.")
 
 
-def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) -> dict[str, Any]:
+def body_of(model: str, proof: options.Proof, distances: Distances) -> dict[str, Any]:
     if distances.r_target is None:
-        params = {
-            "model": model,
-            "seq_len": seq_len,
-            "k_dim": vectors.k_dim or options.DEFAULT_K_DIM,
-        }
-        if vectors.max_tokens is not None:
-            params |= {"decode": True, "max_tokens": vectors.max_tokens}
-        return {"params": params, "poc_stronger_rng": vectors.stronger_rng}
+        return proof_fields(model, proof)
     body = {
         "r_target": distances.r_target,
-        "seq_len": seq_len,
+        "seq_len": proof.seq_len,
         "model": model,
         "use_sign_flips": not distances.layer_hooks,
         "use_layer_hooks": distances.layer_hooks,
@@ -174,7 +158,7 @@ def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) ->
     return body
 
 
-def check_scheme(vectors: Vectors, distances: Distances) -> None:
+def check_scheme(proof: options.Proof, distances: Distances) -> None:
     """Raises UsageError if options of two schemes are mixed, or if --r-target is out of range."""
     r_target = distances.r_target
     if r_target is None:
@@ -186,7 +170,7 @@ def check_scheme(vectors: Vectors, distances: Distances) -> None:
     elif not 0 < r_target <= 2:
         raise terminal.UsageError(f"--r-target is a distance above 0, up to 2, not {r_target:g}.")
     else:
-        flags = dict(zip(("--k-dim", "--stronger-rng", "--max-tokens"), vectors, strict=True))
+        flags = flags_of_artifacts(*proof[1:])
         why = "is for artifacts; leave it out, or --r-target."
     if given := [name for name, value in flags.items() if value]:
         raise terminal.UsageError(f"{' and '.join(given)} {why}")
