@@ -11,16 +11,7 @@ from cli.terminal import UsageError, note, write_json
 from lab.judge.chain_pairs import PAIR_COLUMNS, ChainPair, compare_chains
 from lab.judge.comparisons import compare
 from lab.judge.proof_files import read_machines
-from lab.judge.report_findings import (
-    COMPARISON_COLUMNS,
-    RATE_COLUMNS,
-    RULE_COLUMNS,
-    Findings,
-    comparison_cells,
-    find,
-    rate_cells,
-    rule_cells,
-)
+from lab.judge.report_findings import Findings, find
 from lab.judge.report_page import page
 from lab.judge.report_pictures import draw_machines, draw_offsets, draw_power
 from lab.picture import check_matplotlib
@@ -150,18 +141,7 @@ def write_files(folder: Path, findings: Findings) -> None:
 
 def print_findings(findings: Findings) -> None:
     console = result_console(sys.stdout)
-    threshold = findings.recommended.rule.dist_threshold
-    title, columns, found = findings.tests()
-    compared = [comparison_cells(kind, sample, threshold) for kind, sample, _ in findings.rows()]
-    rates = [rate_cells(*row) for row in findings.rates()]
-    rules = [rule_cells(judged) for judged in (findings.recommended, findings.usual)]
-    for heading, headers, rows in (
-        (f"Comparisons ({findings.comparisons.unit})", COMPARISON_COLUMNS, compared),
-        ("Mismatches by dist_threshold", RATE_COLUMNS, rates),
-        ("Rules and their risks", RULE_COLUMNS, rules),
-        (title, columns, found),
-    ):
-        if rows:
-            console.print(result_table(heading, *headers, rows=rows))
+    for heading, columns, rows in findings.tables():
+        console.print(result_table(heading, *columns, rows=rows))
     for sentence in findings.sentences():
         console.print(sentence)

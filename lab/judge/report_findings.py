@@ -12,6 +12,8 @@ from lab.judge.statistics import CONFIDENCE
 from poc_core.schemes.artifact import terms
 from poc_core.schemes.decode.requests import MARGIN
 
+ReportTable = tuple[str, Sequence[str], list[list[str]]]  # heading, column names, rows
+
 
 @dataclass(frozen=True)
 class JudgedRule:
@@ -93,10 +95,22 @@ class Findings:
             for kind, sample, _ in self.rows()
         ]
 
-    def tests(self) -> tuple[str, list[str], list[list[str]]]:
-        """Returns title, column names and rows of a table that shows how often each kind of test
-        detects each cheat.
-        """
+    def tables(self) -> list[ReportTable]:
+        """Returns the report's tables, the most important first, without empty ones."""
+        threshold = self.recommended.rule.dist_threshold
+        compared = [comparison_cells(kind, sample, threshold) for kind, sample, _ in self.rows()]
+        rates = [rate_cells(*row) for row in self.rates()]
+        rules = [rule_cells(judged) for judged in (self.recommended, self.usual)]
+        found = [
+            ("Rules and their risks", RULE_COLUMNS, rules),
+            (f"Comparisons ({self.comparisons.unit})", COMPARISON_COLUMNS, compared),
+            self.tests(),
+            ("Mismatches by dist_threshold", RATE_COLUMNS, rates),
+        ]
+        return [table for table in found if table[2]]
+
+    def tests(self) -> ReportTable:
+        """Returns a table that shows how often each kind of test detects each cheat."""
         first = self.powers[0]
         title = f"Cheats found by {first.n:,} nonces, at {percent(first.risk)} false alarms"
         rows = [[name, *(percent(one.found[name]) for one in self.powers)] for name in first.found]

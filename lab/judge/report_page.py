@@ -5,15 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from lab.judge.report_findings import (
-    COMPARISON_COLUMNS,
-    RATE_COLUMNS,
-    RULE_COLUMNS,
-    Findings,
-    comparison_cells,
-    rate_cells,
-    rule_cells,
-)
+from lab.judge.report_findings import Findings
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -30,10 +22,7 @@ def page(findings: Findings, pictures: Sequence[tuple[Path, str, str]]) -> str:
     """Returns the HTML text of the report. `pictures`: file, heading and alternative text of each
     picture.
     """
-    threshold = findings.recommended.rule.dist_threshold
-    comparisons = [comparison_cells(kind, sample, threshold) for kind, sample, _ in findings.rows()]
-    rates = [rate_cells(*row) for row in findings.rates()]
-    title, columns, tests = findings.tests()
+    rules, *others = (table(*one) for one in findings.tables())
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -43,26 +32,21 @@ def page(findings: Findings, pictures: Sequence[tuple[Path, str, str]]) -> str:
             " report</h1>"
         ),
         *(f"<p>{escape(sentence)}</p>" for sentence in findings.sentences()),
-        "<h2>Rules and their risks</h2>",
-        table(RULE_COLUMNS, map(rule_cells, (findings.recommended, findings.usual))),
+        rules,
         *(figure(*picture) for picture in pictures),
-        "<h2>Comparisons</h2>",
-        table(COMPARISON_COLUMNS, comparisons),
-        f"<h2>{escape(title)}</h2>",
-        table(columns, tests),
-        *(["<h2>Mismatches by dist_threshold</h2>", table(RATE_COLUMNS, rates)] if rates else []),
+        *others,
         "</main>\n</body>\n</html>\n",
     ]
     return "\n".join(parts)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     body = "\n".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return (
-        f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f'<h2>{escape(heading)}</h2>\n<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
 
