@@ -3,7 +3,6 @@
     python -m bench.decode_speed --model tiny-qwen3-256 --seq-len 32 --max-tokens 32  # anywhere
     python -m bench.decode_speed --dimensions qwen3-8b --batch 128 --batch 256 --decode-memory-gb 40
     python -m bench.decode_speed ... --graphs both --part chains  # with and without CUDA graphs
-    python -m bench.decode_speed ... --part artifacts --part chains  # one start of a slow engine
 
 Proofs and vLLM's `generate` take turns on one engine in this process, with as many sequences and
 tokens each; there is no chat and no Redis. Large dimensions need a GPU.
@@ -24,8 +23,6 @@ import typer
 from bench.harness import machine
 from bench.harness.engine import engine_of, takes_engine
 from bench.harness.report import Repeat, at_least, console, measures, run, say, say_json, table
-from lab.measure.speed import spec_of as artifact_spec
-from lab.measure.speed import speed
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.schemes.decode.limits import ChainLimits
@@ -37,8 +34,6 @@ from workers.pipeline import compute_all
 USUAL_BATCH = 32
 # Steps of the runs that warm up.
 WARM_STEPS = 4
-# Seconds that artifacts are computed.
-ARTIFACT_S = 4.0
 # Least ratio of tokens/s to vLLM's own, and of the speed of one forward to that of steps.
 TARGET, VALIDATION_TARGET = 0.9, 10.0
 # Largest difference between the margins of one forward and of steps.
@@ -46,7 +41,6 @@ SAME_MARGIN = {"bfloat16": 0.005, "float32": 1e-5}
 
 
 class Part(StrEnum):
-    ARTIFACTS = "artifacts"
     VALIDATION = "validation"
     CHAINS = "chains"
 
@@ -82,10 +76,6 @@ def main(
     with engine_of(engine_options) as engine:
         say(f"{ChainLimits.of(engine.info).kept_tokens} tokens kept")
         passed, parts = True, part or [Part.VALIDATION, Part.CHAINS]
-        if Part.ARTIFACTS in parts:
-            n = min(USUAL_BATCH, engine.info.max_batch(seq_len))
-            found = speed(engine, artifact_spec(seq_len), n, None, ARTIFACT_S)
-            say_json(nonces=n, artifacts_per_min=60 * found.nonces_per_s)
         if Part.VALIDATION in parts:
             passed &= validation(engine, seq_len, max_tokens, judged, repeat, ways)
         if Part.CHAINS in parts:

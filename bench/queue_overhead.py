@@ -60,14 +60,8 @@ def main(
             f" {', '.join(DUMMY_CASES)}."
         ),
     ] = "",
-    case: Annotated[
-        int, typer.Option(min=0, max=len(CASES), help="Only this case, counted from 1; 0: all.")
-    ] = 0,
     chat_policy: ChatPolicy = "off",
     quiet_wait: QuietWait = 60.0,
-    engine_arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
-    ] = None,
 ) -> bool:
     """Nonces/s of API, Redis and Celery over those of a bare loop on the same engine, in turns.
 
@@ -76,8 +70,8 @@ def main(
     """
     if dimensions and dimensions not in DUMMY_CASES:
         raise typer.BadParameter(f"one of {', '.join(DUMMY_CASES)}", param_hint="--dimensions")
-    cases = DUMMY_CASES.get(dimensions, CASES)[case - 1 if case else None : case or None]
-    vllm_args = (*(dummies.ENGINE_ARGS if dimensions else ()), *(engine_arg or ()))
+    cases = DUMMY_CASES.get(dimensions, CASES)
+    vllm_args = tuple(dummies.ENGINE_ARGS) if dimensions else ()
     with dummies.model_directory(dimensions) if dimensions else nullcontext(model) as chosen:
         options = EngineOptions(model=chosen, engine=engine, vllm_args=vllm_args)
         with open_node(options, chat_policy) as (stack, client):

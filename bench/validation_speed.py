@@ -2,7 +2,6 @@
 
     python -m bench.validation_speed --model tiny-qwen3 --known-tokens 256   # anywhere
     python -m bench.validation_speed --dimensions qwen3-8b                    # on a GPU
-    python -m bench.validation_speed --dimensions qwen3-8b --profile          # of many at once only
 
 One forward and decode steps score the same tokens. Chat is measured before and after the hooks are
 installed. Prefill takes as many prompts, each as long as a validation's prompt and tokens together.
@@ -10,15 +9,11 @@ installed. Prefill takes as many prompts, each as long as a validation's prompt 
 
 import asyncio
 import gc
-import json
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -28,13 +23,9 @@ from bench.harness.report import Repeat, at_least, measures, run, say
 from workers.engines.options import EngineOptions
 from workers.vllm.release.extra_args import KNOWN_TOKENS, TOKEN_IDS
 
-T = TypeVar("T")
-
 # Logprobs per position that the network requests.
 _BEST = 5
 _TIMEOUT_S = 1800
-# Lines of torch's table: its head, and the kernels that take most.
-_TABLE_LINES = 25
 # Least ratios: speed of one forward to that of steps, tokens/s of validations to those of prefill,
 # and speed of chat with hooks to that without.
 STEPS_TARGET, PREFILL_TARGET, CHAT_TARGET = 20.0, 0.8, 0.98
@@ -50,26 +41,13 @@ def main(
     at_once: Annotated[int, typer.Option(min=1, help="Validations, and chats, at a time.")] = 32,
     chat_tokens: Annotated[int, typer.Option(min=1, help="Of each ordinary chat.")] = 256,
     repeat: Repeat = 3,
-    profile: Annotated[
-        bool, typer.Option(help="Validations at once only, and where their time goes.")
-    ] = False,
 ) -> bool:
     """Compares one forward with steps and prefill, and chat with hooks with chat without them.
 
     Exits with 1 when a target is missed.
     """
-    with ExitStack() as exits:
-        traces = exits.enter_context(TemporaryDirectory()) if profile else None
-        more = _profiler(traces) if traces else ()
-        arguments = (*engine_options.vllm_args, *more)
-        options = engine_options.model_copy(update={"vllm_args": arguments})
-        engine = exits.enter_context(engine_of(options))
+    with engine_of(engine_options) as engine:
         bench = _Bench(engine, prompt_tokens, known_tokens, repeat)
-        if traces:
-            bench.hook()
-            passed = bench.many(at_once)
-            bench.profile(at_once, traces)
-            return passed
         passed = all([bench.chat(at_once, chat_tokens), bench.one(), bench.many(at_once)])
         bench.longest()
         return passed
@@ -94,7 +72,7 @@ class _Bench:
 
         chats()  # compiles, records graphs
         took = {"without hooks": self._median(chats)}
-        self.hook()
+        self._hook()
         chats()
         took["with hooks"] = self._median(chats)
         took["with hooks, ids for text"] = self._median(lambda: chats(**{TOKEN_IDS: 1}))
@@ -104,7 +82,7 @@ class _Bench:
         ratio = took["without hooks"] / slowest
         return at_least("speed of chat with hooks over that without", ratio, CHAT_TARGET)
 
-    def hook(self) -> None:
+    def _hook(self) -> None:
         began = time.perf_counter()
         self._engine.validations = self._engine._score_known_tokens()
         trial_s = time.perf_counter() - began
@@ -143,33 +121,6 @@ class _Bench:
         seconds = time.perf_counter() - began
         say(f"{known} known tokens: {seconds:.3f} s, {machine.gpu_mib() - before} MiB more")
 
-    def profile(self, n: int, traces: str) -> None:
-        """Prints the front end's CPU time and the engine's time by kernel, of `n` concurrent
-        validations and of as many prefills.
-        """
-        length = self._prompt + self._known - 1
-        works: dict[str, Callable[[], None]] = {
-            "prefilled": lambda: self._ask(n, length, 1, {}),
-            "validated": lambda: self._validate(n, "pass"),
-        }
-        for what, work in works.items():
-            before = self._on_loop(_cpu_seconds())
-            work()
-            spent = (self._on_loop(_cpu_seconds()) - before) / n / length
-            say(f"front end, {what}: {1e6 * spent:.2f} us of a core a token")
-        for what, work in works.items():
-            self._on_loop(self._engine._llm.start_profile())
-            work()
-            self._on_loop(self._engine._llm.stop_profile())
-            for table in Path(traces).glob("*profiler_out*"):
-                lines = table.read_text().splitlines()
-                shown = [*lines[:_TABLE_LINES], *lines[-3:]]
-                say("\n".join([f"{what}, {table.name}:", *shown]), markup=False)
-                table.unlink()
-
-    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._engine._loop).result(_TIMEOUT_S)
-
     def _validate(self, n: int, way: str) -> None:
         self._engine.validations.way = way
         known = _tokens(0, self._known)
@@ -199,7 +150,8 @@ class _Bench:
         async def every() -> list[int]:
             return await asyncio.gather(*(one() for _ in range(n)))
 
-        counts = self._on_loop(every())
+        asked = asyncio.run_coroutine_threadsafe(every(), self._engine._loop)
+        counts = asked.result(_TIMEOUT_S)
         assert counts == [tokens] * n, counts
 
     def _median(self, work: Callable[[], object]) -> float:
@@ -209,17 +161,6 @@ class _Bench:
             work()
             took.append(time.perf_counter() - began)
         return statistics.median(took)
-
-
-async def _cpu_seconds() -> float:
-    return time.thread_time()
-
-
-def _profiler(traces: str) -> list[str]:
-    """Returns the arguments of `vllm serve` for torch's profiler in the ranks."""
-    frontend = {"torch_profiler_with_stack": False, "ignore_frontend": True}
-    config = {"profiler": "torch", "torch_profiler_dir": traces, **frontend}
-    return ["--profiler-config", json.dumps(config)]
 
 
 def _tokens(seed: int, n: int) -> list[int]:
