@@ -5,7 +5,7 @@
 
 import ast
 import os
-from collections.abc import Iterator, Mapping
+from collections import UserDict
 from copy import copy
 from importlib import import_module
 from pathlib import Path
@@ -100,22 +100,14 @@ COMMANDS = {
 }
 
 
-class LoadedWhenCalled(Mapping[str, Any]):
-    """A mapping from names to subcommands, each of which is imported at its first lookup."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] = {}
+class LoadedWhenCalled(UserDict[str, Any]):
+    """The subcommands by name, each of which is imported at its first lookup."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = COMMANDS[name].load(name)
-        return self._loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
+        found = self.data[name]
+        if isinstance(found, Command):
+            found = self.data[name] = found.load(name)
+        return found
 
 
 class ProoflineGroup(TyperGroup):
@@ -136,7 +128,7 @@ class LazyGroup(ProoflineGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = LoadedWhenCalled()  # type: ignore[assignment]
+        self.commands = LoadedWhenCalled(COMMANDS)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for argument in args:
