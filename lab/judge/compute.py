@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,33 +29,6 @@ else:
     SchemeName = Literal[tuple(scheme_names())]
 
 
-class OfScheme(NamedTuple):
-    """Options of `compute` that apply to some proof schemes only."""
-
-    k_dim: Annotated[int, typer.Option(min=1, help=f"{options.K_DIM_HELP} artifact only.")] = (
-        options.DEFAULT_K_DIM
-    )
-    stronger_rng: Annotated[
-        bool, typer.Option("--stronger-rng", help=f"{options.STRONGER_RNG_HELP} artifact only.")
-    ] = False
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of steps after the prefill. decode only, required."),
-    ] = None
-    randomization: Annotated[
-        options.Randomization,
-        typer.Option(help="Kind of randomization between nonces. distance only."),
-    ] = options.Randomization.SIGN_FLIPS
-    scheme_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            metavar="NAME=VALUE",
-            help="An option of a scheme that has no flag here; repeatable.",
-        ),
-    ] = None
-
-
 @takes_engine_options(for_proofs=True)
 @grouped
 def compute(
@@ -64,8 +37,19 @@ def compute(
     public_key: options.PublicKey,
     nonces: options.Nonces,
     engine_options: "EngineOptions",
-    seq_len: options.SeqLen = options.DEFAULT_SEQ_LEN,
-    of_scheme: OfScheme,
+    proof: options.Proof,
+    randomization: Annotated[
+        options.Randomization,
+        typer.Option(help="Distances: kind of randomization between nonces."),
+    ] = options.Randomization.SIGN_FLIPS,
+    scheme_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="An option of a scheme that has no flag here; repeatable.",
+        ),
+    ] = None,
     scheme: Annotated[
         SchemeName,
         typer.Option(
@@ -92,18 +76,17 @@ def compute(
     if not block_hash or not public_key:
         raise UsageError("--block-hash and --public-key must not be empty.")
     known = contract_of(scheme).options.model_fields
-    flags = {
-        "k_dim": of_scheme.k_dim,
-        "stronger_rng": of_scheme.stronger_rng,
-        "randomization": of_scheme.randomization.value,
-    }
-    flags |= {} if of_scheme.max_tokens is None else {"max_tokens": of_scheme.max_tokens}
-    given = {name: value for name, value in flags.items() if name in known}
-    given |= dict(named_value(text, "--option") for text in of_scheme.scheme_option or [])
+    flags = proof._asdict() | {"randomization": randomization.value}
+    given = {name: flag for name, flag in flags.items() if name in known and flag is not None}
+    given |= dict(named_value(text, "--option") for text in scheme_option or [])
     if "max_tokens" in known and "max_tokens" not in given:
         raise UsageError(f"--scheme {scheme} needs --max-tokens, the steps after the prefill.")
     spec = ProofSpec(
-        scheme=scheme, block_hash=block_hash, public_key=public_key, seq_len=seq_len, options=given
+        scheme=scheme,
+        block_hash=block_hash,
+        public_key=public_key,
+        seq_len=proof.seq_len,
+        options=given,
     )
     with clean_stdout(verbose) as stdout:
         with local_engine(engine_options) as loaded:
