@@ -24,6 +24,11 @@ _RECEIVER = Subject("receiver")
 
 _ANSWER_S = 10.0  # as long as the courier waits
 _REDIS_S = 2.0
+_UNTRUSTED = (
+    "The receiver's certificate is not trusted: POC_CALLBACK_TLS_HOSTS and"
+    " POC_CALLBACK_TRUSTED_CERTS, docs/connect.md, Callbacks."
+)
+_AWAY = "Start the receiver; look at the firewall between it and the courier."
 _BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
 
 
@@ -70,9 +75,8 @@ def receiver(url: str, settings: Settings) -> Finding:
         return _RECEIVER.problem(str(error), "Correct the file: docs/connect.md, Mutual TLS.")
     except httpx.HTTPError as error:
         says = f"{shown} cannot be reached from here ({error or type(error).__name__})."
-        return _RECEIVER.problem(
-            says, "Start the receiver; look at the firewall between it and the courier."
-        )
+        is_untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
+        return _RECEIVER.problem(says, _UNTRUSTED if is_untrusted else _AWAY)
     if is_named and answer.status_code == 400 and "SSL certificate" in answer.text:
         says = f"{shown} does not take the node's certificate (POC_CALLBACK_CLIENT_CERT)."
         return _RECEIVER.problem(says, _BOTH)

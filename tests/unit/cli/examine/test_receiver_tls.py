@@ -65,3 +65,15 @@ def test_a_file_that_is_not_there_is_a_problem(look: Look) -> None:
 def test_an_url_in_the_clear_is_a_problem(look: Look) -> None:
     found = look("node", "http://127.0.0.1:1/")
     assert found.says == f"Callbacks to {HOST} go by https alone (POC_CALLBACK_TLS_HOSTS)."
+
+
+def test_a_certificate_of_a_private_authority_is_named_as_the_cause(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate, key = make_certificate(tmp_path, "receiver")
+    context.load_cert_chain(certificate, key)
+    with Receiver(tls=context) as there:
+        found = receiver(there.url, Settings())
+        assert (found.level, "firewall" in found.remedy) == ("problem", False)
+        assert "POC_CALLBACK_TRUSTED_CERTS" in found.remedy
+        settings = Settings(callback_tls_hosts=HOST, callback_trusted_certs=certificate)
+        assert receiver(there.url, settings).level == "ok"
