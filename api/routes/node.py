@@ -104,12 +104,14 @@ def up_status(services: AppServices) -> answers.UpStatus:
     starting = [worker for worker in workers if worker.state == "starting"]
     found, record = deployment_state(status, workers), status.record
     was_cancelled = record is not None and record.cancelled
+    # Engines that start after a restart of the node: the duration is that of the first start.
+    is_again = record is not None and bool(record.settled_at)
     return answers.UpStatus(
         is_running=found is DeploymentState.RUNNING,
         status=found.value,
         startup_status="cancelled" if was_cancelled else _STARTUP[found],
         elapsed_seconds=services.deployments.elapsed_s(record)
-        if record and record.wanted
+        if record and record.wanted and not (is_again and found is DeploymentState.STARTING)
         else None,
         error=record.error if record else None,
         model=status.wanted.model if status.wanted else None,

@@ -82,6 +82,9 @@ def test_up_status_tells_of_every_host(client: TestClient, host: Host, clock: Cl
     clock.now += 100
     found = up_status(client)
     assert (found["is_running"], found["status"], found["elapsed_seconds"]) == (True, "running", 5)
+    host.says(HostState.STARTING)  # the node was restarted
+    found = up_status(client)
+    assert (found["status"], found["elapsed_seconds"]) == ("starting", None)
 
 
 def test_up_status_names_models_and_counts_workers(client: TestClient, serve: Serve) -> None:
