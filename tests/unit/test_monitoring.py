@@ -67,7 +67,8 @@ def ours(
     restart.
     """
     chat = GateStats(chat_active=1, chat_total=2, chat_refused=3, skips=4, proof_busy_s=5.0)
-    workers.heartbeat(replace(worker_record("w1"), stats=vars(chat), host_id="h1-1-a"))
+    stats = vars(chat) | {"validations_pass": 1, "validation_pass_s": 2.0}
+    workers.heartbeat(replace(worker_record("w1"), stats=stats, host_id="h1-1-a"))
     ended: dict[str, Any] = {"restarts": 1, "last_exit": "exit code 70", "last_exit_at": 1.0}
     place = WorkerPlace(name="h1/cpu0", pid=1, is_ready=True, since=1.0, **ended)
     serves = {"id": "h1-1-a", "host": "h1", "state": HostState.SERVING}
