@@ -326,7 +326,7 @@ class Turns:
             self._in_turn.release()
         if goes_on and not self._work.leaving.is_set():
             self.wake.myself()
-        report = self._report()
+        report = self._report(goes_on)
         logger.info("%s in %.1f s", report, time.monotonic() - began)
         return report
 
@@ -339,13 +339,14 @@ class Turns:
         """Gives back the leases that the worker holds between two turns."""
         self._work.give_back()
 
-    def _report(self) -> str:
+    def _report(self, goes_on: bool) -> str:
         done = Counter(self._work.take_counts()) + Counter(self._validations.take_counts())
         named = [f"{n} nonces of {what}" for what, n in done.items()]
         if len(named) > _MOST_NAMED:
             n_left = sum(list(done.values())[_MOST_NAMED:])
             named[_MOST_NAMED:] = [f"{n_left} nonces of {len(named) - _MOST_NAMED} more"]
-        return f"{self._model}: {', '.join(named) or 'nothing to compute'}"
+        none = "no nonces finished yet" if goes_on else "nothing to compute"
+        return f"{self._model}: {', '.join(named) or none}"
 
 
 def _unstorable(what: str, error: Exception) -> str:

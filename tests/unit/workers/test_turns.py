@@ -177,7 +177,7 @@ def test_what_is_held_of_jobs_is_completed_before_a_round_begins(
     first_slice: FirstSlice,
 ) -> None:
     job_id = jobs.create(new_job([1000]))
-    turns.take()
+    assert turns.take() == f"{MODEL}: no nonces finished yet"
     assert (queue.waiting, status(jobs, job_id)) == (1, JobStatus.RUNNING)
     record = a_round(rounds)
     behind = jobs.create(new_job([1001]))
