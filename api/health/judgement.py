@@ -91,6 +91,7 @@ def judge(snapshot: Snapshot) -> Health:
     seats = roster(seen, now, snapshot.worker_ttl_s)
     found = [
         *_workers(seen, seats),
+        *_round(seen, seats),
         *_lost(snapshot, seen),
         *_restarts(seats),
         *_chat(seats, now),
@@ -141,6 +142,16 @@ def _workers(seen: Overview, seats: Sequence[Seat]) -> Iterator[Reason]:
         level = Level.DEGRADED if n_ready else Level.DOWN
         what = f"{n_ready} of {len(seats)} workers ready"
         yield Reason("workers", level, what, f": {_named(missing)}", since)
+
+
+def _round(seen: Overview, seats: Sequence[Seat]) -> Iterator[Reason]:
+    """Yields a problem if the running round's model was replaced: no worker has it or loads it."""
+    record = seen.round.record if seen.round is not None else None
+    if record is None or record.state is not RoundState.GENERATING or not seats:
+        return
+    if {seat.model for seat in seats}.isdisjoint((record.config.model, "")):  # "": not known yet
+        what = f"the round's model {record.config.model} has no worker"
+        yield Reason("workers", Level.DEGRADED, what, ": deploy the model again, or stop the round")
 
 
 def _nobody(seen: Overview) -> Reason:

@@ -386,3 +386,22 @@ def test_else_a_node_without_workers_has_failed(why: str) -> None:
         "lone": lambda: replaced(workers=(start_of(0, "hung", host_id=""),)),
     }
     assert found[why]() is None
+
+
+@pytest.mark.parametrize(
+    ("model", "state", "level"),
+    [
+        ("other", RoundState.GENERATING, "degraded"),
+        (MODEL, RoundState.GENERATING, "ok"),
+        (None, RoundState.GENERATING, "ok"),  # the host has not reported its model yet
+        ("other", RoundState.STOPPED, "ok"),
+    ],
+)
+def test_a_round_whose_model_was_replaced_degrades(
+    model: str | None, state: RoundState, level: str
+) -> None:
+    """It computed nothing, and health was ok for ten minutes."""
+    hosts = (report(place(0), model=model),)
+    health = health_of(seen(start_of(0), hosts=hosts, round=of_a_round(state)))
+    text = f"the round's model {MODEL} has no worker: deploy the model again, or stop the round"
+    assert said(health) == (level, [text] if level == "degraded" else [])
