@@ -1,15 +1,17 @@
 """Limits on requests that run the model, so that no request can occupy an engine alone: two tables,
-PATHS and FIELDS. The API and the workers refuse requests beyond the limits.
+PATHS (poc_core/serving/openai_paths.py) and FIELDS. The API and the workers refuse requests beyond
+the limits.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from poc_core.records import ModelInfo
+from poc_core.serving.openai_paths import PATHS
 
 # Most commas of a body. The time for which parsing blocks the event loop depends on the number of
 # items, not of bytes: 33 MB of text or of a picture take 3 ms, half a million items 50 ms, 33 MB of
@@ -34,38 +36,6 @@ TOKEN_CHARS, _TRUNCATED_CHARS = 8, 128 * 1024
 _DEEPEST = 64
 # Tokens that vLLM computes for a completion without max_tokens.
 _COMPLETION_TOKENS = 16
-
-Kind = Literal["answers", "inputs", "tokens", "form"]
-
-# What a path computes: answers of tokens, one vector or score for each input, only tokens, or
-# answers to a form instead of JSON. The second entry lists the fields whose entries are prompts.
-PATHS: dict[str, tuple[Kind, tuple[str, ...]]] = {
-    "/v1/chat/completions": ("answers", ("messages",)),
-    "/v1/chat/completions/batch": ("answers", ("messages",)),
-    "/v1/completions": ("answers", ("prompt",)),
-    "/v1/responses": ("answers", ("input",)),
-    "/v1/messages": ("answers", ("messages",)),
-    "/cohere/v2/chat": ("answers", ("messages",)),
-    "/v1/chat/completions/render": ("tokens", ("messages",)),
-    "/v1/completions/render": ("tokens", ("prompt",)),
-    "/v1/responses/render": ("tokens", ("input",)),
-    "/v1/messages/render": ("tokens", ("messages",)),
-    "/v1/messages/count_tokens": ("tokens", ("messages",)),
-    "/cohere/v2/chat/render": ("tokens", ("messages",)),
-    "/tokenize": ("tokens", ("prompt", "messages")),
-    "/detokenize": ("tokens", ("tokens",)),
-    "/v1/embeddings": ("inputs", ("input", "messages")),
-    "/v2/embed": ("inputs", ("texts", "images", "inputs")),
-    "/pooling": ("inputs", ("input", "messages", "data")),
-    "/classify": ("inputs", ("input", "messages")),
-    **dict.fromkeys(
-        ("/score", "/v1/score"),
-        ("inputs", ("text_1", "text_2", "queries", "documents", "items", "data_1", "data_2")),
-    ),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ("inputs", ("query", "documents"))),
-    "/v1/audio/transcriptions": ("form", ()),
-    "/v1/audio/translations": ("form", ()),
-}
 
 # Paths whose requests have a field for a salt of the prefix cache.
 SALTED = {path for path, (kind, _) in PATHS.items() if kind in ("answers", "inputs")}

@@ -123,7 +123,7 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     is_read = len(chosen) > 1 and len(body) <= prefixes.MAX_BODY
     prefix = await _called(body, prefixes.prefix_of, asked) if is_read else prefixes.NO_PREFIX
     is_stream = (
-        asked.get("stream") in _TRUE and chat_bounds.PATHS.get(path, ("", ()))[0] == "answers"
+        asked.get("stream") in _TRUE and openai_paths.PATHS.get(path, ("", ()))[0] == "answers"
     )
     by_id = is_stored or asked.get("previous_response_id") is not None
     sent = gateway.ProxyRequest(

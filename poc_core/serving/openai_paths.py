@@ -5,55 +5,53 @@ paths get 404, including paths that a new release of vLLM adds.
 import re
 from collections.abc import Iterable
 from functools import cache
+from typing import Literal
 
 # Errors of paths with these prefixes have OpenAI's form (below /v1/messages Anthropic's).
 FOLDERS = ("/v1/", "/v2/", "/cohere/v2/")
-# Further paths of vLLM that run the model.
-ELSEWHERE = (
-    "/tokenize",
-    "/detokenize",
-    "/score",
-    "/rerank",
-    "/pooling",
-    "/classify",
-    "/generative_scoring",
-)
+
+Kind = Literal["answers", "inputs", "tokens", "form"]
+
+# Client paths of vLLM 0.25.1 to 0.33, and what a path computes: answers of tokens, one vector or
+# score for each input, only tokens, or answers to a form instead of JSON. The second entry lists
+# the fields whose entries are prompts.
+PATHS: dict[str, tuple[Kind, tuple[str, ...]]] = {
+    "/v1/chat/completions": ("answers", ("messages",)),
+    "/v1/chat/completions/batch": ("answers", ("messages",)),
+    "/v1/completions": ("answers", ("prompt",)),
+    "/v1/responses": ("answers", ("input",)),
+    "/v1/messages": ("answers", ("messages",)),
+    "/cohere/v2/chat": ("answers", ("messages",)),
+    "/v1/chat/completions/render": ("tokens", ("messages",)),
+    "/v1/completions/render": ("tokens", ("prompt",)),
+    "/v1/responses/render": ("tokens", ("input",)),
+    "/v1/messages/render": ("tokens", ("messages",)),
+    "/v1/messages/count_tokens": ("tokens", ("messages",)),
+    "/cohere/v2/chat/render": ("tokens", ("messages",)),
+    "/tokenize": ("tokens", ("prompt", "messages")),
+    "/detokenize": ("tokens", ("tokens",)),
+    "/v1/embeddings": ("inputs", ("input", "messages")),
+    "/v2/embed": ("inputs", ("texts", "images", "inputs")),
+    "/pooling": ("inputs", ("input", "messages", "data")),
+    "/classify": ("inputs", ("input", "messages")),
+    **dict.fromkeys(
+        ("/score", "/v1/score"),
+        ("inputs", ("text_1", "text_2", "queries", "documents", "items", "data_1", "data_2")),
+    ),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ("inputs", ("query", "documents"))),
+    "/v1/audio/transcriptions": ("form", ()),
+    "/v1/audio/translations": ("form", ()),
+}
+# Paths outside FOLDERS that run the model.
+ELSEWHERE = (*(path for path in PATHS if not path.startswith(FOLDERS)), "/generative_scoring")
 # Paths of a stored answer, which only one engine has.
 STORED = (
     "GET /v1/responses/{response_id}",
     "DELETE /v1/responses/{response_id}",
     "POST /v1/responses/{response_id}/cancel",
 )
-# The allow list: client paths of vLLM 0.25.1 to 0.33.
-PASSED_ON = (
-    "POST /v1/chat/completions",
-    "POST /v1/chat/completions/batch",
-    "POST /v1/chat/completions/render",
-    "POST /v1/completions",
-    "POST /v1/completions/render",
-    "POST /v1/responses",
-    "POST /v1/responses/render",
-    *STORED,
-    "POST /v1/messages",
-    "POST /v1/messages/count_tokens",
-    "POST /v1/messages/render",
-    "POST /cohere/v2/chat",
-    "POST /cohere/v2/chat/render",
-    "POST /tokenize",
-    "POST /detokenize",
-    "POST /v1/embeddings",
-    "POST /v2/embed",
-    "POST /score",
-    "POST /v1/score",
-    "POST /rerank",
-    "POST /v1/rerank",
-    "POST /v2/rerank",
-    "POST /pooling",
-    "POST /classify",
-    "POST /v1/audio/transcriptions",
-    "POST /v1/audio/translations",
-    "GET /v1/models",
-)
+# The allow list.
+PASSED_ON = (*(f"POST {path}" for path in PATHS), *STORED, "GET /v1/models")
 # Paths of workers of an earlier release, which do not report their paths.
 USUAL = (
     *(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from poc_core.chat_bounds import FIELDS, KNOWN_TOKENS, PATHS, Excess, excess
+from poc_core.chat_bounds import FIELDS, KNOWN_TOKENS, Excess, excess
 from poc_core.records import ModelInfo
-from poc_core.serving.openai_paths import PASSED_ON
+from poc_core.serving.openai_paths import PASSED_ON, PATHS
 from tests.harness.samples import known
 
 CONTEXT = 4096
