@@ -2,14 +2,14 @@
 worker processes.
 """
 
+import copy
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from pydantic import JsonValue
 from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
@@ -25,31 +25,16 @@ _PEAK_S = 0.2
 _PEAK_TRIES = 5
 
 
-class MarkedScheme(PrefillScheme):
-    """A wrapper of a proof scheme, which runs each of the scheme's steps in a profiler range."""
+# The step that each method of a scheme computes.
+_STEPS = {"inputs": "inputs", "transform_terms": "reflections", "numbers": "tail"}
 
-    def __init__(self, scheme: PrefillScheme) -> None:
-        vars(self).update(vars(scheme))
-        self._scheme = scheme
 
-    def inputs(self, nonces: Sequence[int]) -> torch.Tensor:
-        with record_function(f"{_PREFIX}inputs"):
-            return self._scheme.inputs(nonces)
-
-    def transform_layer(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        with record_function(f"{_PREFIX}reflections"):
-            return self._scheme.transform_layer(layer, x)
-
-    def transform_terms(self, layer: int, terms: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with record_function(f"{_PREFIX}reflections"):
-            return self._scheme.transform_terms(layer, terms)
-
-    def numbers(self, nonces: Sequence[int], last_hidden: torch.Tensor) -> torch.Tensor:
-        with record_function(f"{_PREFIX}tail"):
-            return self._scheme.numbers(nonces, last_hidden)
-
-    def values(self, nonces: Sequence[int], numbers: torch.Tensor) -> list[JsonValue]:
-        return self._scheme.values(nonces, numbers)
+def marked(scheme: PrefillScheme) -> PrefillScheme:
+    """Returns a copy of a proof scheme that runs each of its steps in a profiler range."""
+    found = copy.copy(scheme)
+    for method, step in _STEPS.items():
+        setattr(found, method, record_function(f"{_PREFIX}{step}")(getattr(scheme, method)))
+    return found
 
 
 @contextmanager

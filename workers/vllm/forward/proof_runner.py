@@ -207,8 +207,8 @@ class ProofRunner:
             raise SpecError(f"The time of {spec.scheme} proofs cannot be divided into parts.")
         own = Slice(-1, self._own.start, self._own.stop)  # this id is used for no other micro-batch
         try:
-            marked = profiler.MarkedScheme(scheme) if watch else scheme
-            batch = marked.begin(nonces, reflected=self._found.reflected)
+            watched = profiler.marked(scheme) if watch else scheme
+            batch = watched.begin(nonces, reflected=self._found.reflected)
             self._micro_batches[own.micro_batch] = DeviceBatch(batch)
             if self._own.start > 0:
                 self._receive(own.micro_batch, 0)

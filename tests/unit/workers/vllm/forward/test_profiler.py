@@ -9,7 +9,7 @@ import torch
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import load_scheme
 from workers.vllm.forward import profiler
-from workers.vllm.forward.profiler import MarkedScheme, kernels_of_device, profiled
+from workers.vllm.forward.profiler import kernels_of_device, marked, profiled
 
 CPU = torch.device("cpu")
 
@@ -68,14 +68,14 @@ def scheme() -> Any:
 
 
 def test_a_marked_scheme_gives_the_same_numbers_and_says_which_step_is_which(scheme: Any) -> None:
-    marked = MarkedScheme(scheme)
+    watched = marked(scheme)
     nonces = [1, 2]
     found: dict[str, Any] = {}
 
     def work() -> None:
-        x = marked.inputs(nonces)
-        terms = marked.transform_terms(1, [x.clone(), 2 * x])
-        found["values"] = marked.finish(nonces, torch.mm(terms[0][:, -1], torch.eye(64)))
+        x = watched.inputs(nonces)
+        terms = watched.transform_terms(1, [x.clone(), 2 * x])
+        found["values"] = watched.finish(nonces, torch.mm(terms[0][:, -1], torch.eye(64)))
 
     busy_s, kernels = profiled(CPU, work)
     plain = scheme.transform_terms(1, [scheme.inputs(nonces).clone()])[0]
@@ -92,7 +92,7 @@ def test_a_marked_scheme_transforms_layers_where_the_scheme_does(
     scheme: Any, transforms: bool
 ) -> None:
     scheme.transforms_layers = transforms
-    assert MarkedScheme(scheme).transforms_layers is transforms
+    assert marked(scheme).transforms_layers is transforms
 
 
 def test_norms_are_told_apart_from_what_else_uses_their_operations() -> None:
