@@ -12,8 +12,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core import records
-from poc_core.arithmetic import rng
-from poc_core.arithmetic.reflections import layer_vectors
+from poc_core.arithmetic import reflections, rng
 from poc_core.errors import SpecError
 from poc_core.schemes import known_name
 
@@ -36,8 +35,10 @@ class Scheme(ABC):
     activations. SpecError if seq_len or an option is invalid.
     """
 
-    # False if `transform_layer` changes nothing, so engines need no hooks.
+    # False if layers' outputs stay as they are, so engines need no hooks.
     transforms_layers: bool = True
+    # The vectors that reflect the layers' outputs. `prepare` sets them, if the scheme needs any.
+    layer_vectors: Tensor
     # True if the transformation is linear, so an engine may transform the sum of a layer's
     # hidden_states and residual. False if both are transformed separately, as in the reference.
     transform_is_linear: ClassVar[bool] = True
@@ -70,7 +71,7 @@ class Scheme(ABC):
 
     def reflections(self) -> Tensor:
         """Returns the vector that reflects each layer's output: (n_layers, hidden)."""
-        return layer_vectors(
+        return reflections.layer_vectors(
             self.spec.block_hash, self.n_layers, self.hidden_size, self.device, self.dtype
         )
 
@@ -108,13 +109,9 @@ class Scheme(ABC):
             spec.block_hash, spec.public_key, nonces, spec.seq_len, vocab_size, self.device
         )
 
-    @abstractmethod
-    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        """Returns the transformed output x (..., hidden) of a layer. Does not overwrite x."""
-
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the transformed output tensors of a layer, see LayerTransform.transform_terms."""
-        return [self.transform_layer(layer, x) for x in terms]
+        """Returns the reflected output tensors of a layer, see LayerTransform.transform_terms."""
+        return reflections.reflect_terms(list(terms), self.layer_vectors[layer])
 
     def _nonce_name(self, nonce: int) -> str:
         return f"{self.spec.block_hash}_{self.spec.public_key}_nonce_{nonce}"

@@ -25,12 +25,6 @@ class ArtifactScheme(PrefillScheme):
         self.stronger_rng = options.stronger_rng
         self.layer_vectors = self.reflections()
 
-    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        return reflections.reflect(x, self.layer_vectors[layer])
-
-    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        return reflections.reflect_terms(list(terms), self.layer_vectors[layer])
-
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         x = last_hidden.to(torch.float32)
         finite = torch.isfinite(x).all(-1, keepdim=True)

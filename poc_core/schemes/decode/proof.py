@@ -39,12 +39,6 @@ class DecodeScheme(Scheme):
     ) -> DecodeBatch:
         return DecodeBatch(self, nonces, part)
 
-    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        return reflections.reflect(x, self.layer_vectors[layer])
-
-    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        return reflections.reflect_terms(list(terms), self.layer_vectors[layer])
-
 
 class DecodeBatch(Batch):
     """A micro-batch of decode proofs: a prefill in one or more parts, then decode steps. If points

@@ -33,12 +33,9 @@ class DistanceScheme(PrefillScheme):
         self.projection = projection(self.spec.block_hash, self.hidden_size, self.device)
         self.target = target(self.spec.block_hash, self.device)
 
-    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        if not self.transforms_layers:
-            return x
-        return reflections.reflect(
-            x / (x.norm(dim=-1, keepdim=True) + 1e-8), self.layer_vectors[layer]
-        )
+    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
+        units = [x / (x.norm(dim=-1, keepdim=True) + 1e-8) for x in terms]
+        return [reflections.reflect(x, self.layer_vectors[layer]) for x in units]
 
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         x = last_hidden.to(torch.float32)

@@ -147,7 +147,7 @@ def test_experts_chosen_by_token_get_the_ids_of_the_protocol(tmp_path: Path) -> 
     model.embed_tokens.forward = lambda ids: scheme.inputs(nonces)
     for index, layer in enumerate(model.layers):
         layer.register_forward_hook(
-            lambda *given, index=index: scheme.transform_layer(index, given[-1])
+            lambda *given, index=index: scheme.transform_terms(index, given[-1:])[0]
         )
     with torch.inference_mode():
         states = model.eval()(

@@ -15,9 +15,6 @@ from poc_core.schemes.toy.contract import ToyOptions  # type: ignore[import-not-
 class ToyScheme(PrefillScheme):
     transforms_layers = False
 
-    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        return x
-
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         n_steps = ToyOptions.checked(self.spec, self.hidden_size).n_steps
         parts = [part.argmax(-1) for part in last_hidden.tensor_split(n_steps, dim=-1)]

@@ -109,15 +109,15 @@ def test_no_nonces_have_no_values(name: str) -> None:
 def test_artifact_layers_are_reflected_in_the_models_dtype(dtype: Any) -> None:
     scheme = make("artifact", dtype=dtype)
     x = states(6).view(2, 3, 128).to(dtype)
-    y = scheme.transform_layer(1, x)
+    (y,) = scheme.transform_terms(1, [x])
     assert y.dtype == dtype
     assert torch.equal(y, reflect(x, scheme.layer_vectors[1]))
-    assert not torch.equal(y, scheme.transform_layer(2, x))
+    assert not torch.equal(y, scheme.transform_terms(2, [x])[0])
 
 
 def test_layer_hooks_normalise_and_then_reflect() -> None:
     scheme = make("distance", randomization="layer_hooks")
-    y = scheme.transform_layer(0, 7 * states(2))
+    (y,) = scheme.transform_terms(0, [7 * states(2)])
     torch.testing.assert_close(y.norm(dim=-1), torch.ones(2))
     torch.testing.assert_close(
         y, reflect(states(2) / states(2).norm(dim=-1, keepdim=True), scheme.layer_vectors[0])
