@@ -35,6 +35,7 @@ RECORD_FIELDS = [
     *(one.name for one in fields(records.RoundRecord) if one.name not in _MADE),
 ]
 _ROUND = TypeAdapter(records.RoundRecord)
+_DEPLOYMENT = TypeAdapter(deployments.DeploymentRecord)
 
 
 def readable(name: str, parse: Callable[[], T]) -> T | None:
@@ -71,32 +72,23 @@ def _say_once(name: str, trouble: str) -> None:
 class OutboxStatus:
     """The progress of one outbox: what waits, what was delivered or dropped, and failed tries."""
 
-    waiting: int  # artifacts; 1 for a job's answer
-    waiting_bytes: int
-    delivered: int
-    dropped: int  # given up after POC_CALLBACK_MAX_RETRIES
-    failures: int  # failed tries in a row
-    next_at: float | None  # when the next try is due, seconds since the epoch
-    last_error: str | None
+    waiting: int = 0  # artifacts; 1 for a job's answer
+    waiting_bytes: int = 0
+    delivered: int = 0
+    dropped: int = 0  # given up after POC_CALLBACK_MAX_RETRIES
+    failures: int = 0  # failed tries in a row
+    next_at: float | None = None  # when the next try is due, seconds since the epoch
+    last_error: str | None = None
     failing_since: float | None = None  # time of the first failed try in a row
 
     @classmethod
     def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
         """Parses an outbox's hash. The hash is empty after everything was delivered."""
-        counts = (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
-        waiting, size, delivered, dropped, failures = (int(found.get(name, 0)) for name in counts)
-        next_at, error = found.get(b"next_at"), found.get(b"last_error")
-        since = found.get(b"failing_since")
-        return cls(
-            waiting,
-            size,
-            delivered,
-            dropped,
-            failures,
-            next_at=float(next_at) if next_at else None,
-            last_error=error.decode() if error is not None else None,
-            failing_since=float(since) if since is not None else None,
-        )
+        raw = {name.decode(): value for name, value in found.items()}
+        return _OUTBOX.validate_python(raw | {"waiting_bytes": raw.get("bytes", 0)})
+
+
+_OUTBOX = TypeAdapter(OutboxStatus)
 
 
 @dataclass(frozen=True)
@@ -160,17 +152,8 @@ def _record(raw: Mapping[str, str]) -> deployments.DeploymentRecord:
     if wanted is not None:  # earlier versions wrote unset options as null
         options = {name: value for name, value in wanted.items() if value is not None}
         wanted = deployments.Deployment.model_validate(options)
-    return deployments.DeploymentRecord(
-        generation=int(raw["generation"]),
-        wanted=wanted,
-        by="start" if raw["by"] == "start" else "request",
-        asked_at=float(raw["asked_at"]),
-        settled_at=float(raw["settled_at"]) if "settled_at" in raw else None,
-        error=raw.get("error"),
-        restored_at=float(raw["restored_at"]) if "restored_at" in raw else None,
-        engines=int(raw.get("engines", raw["generation"])),
-        cancelled="loading" in raw,
-    )
+    made = {"wanted": wanted, "cancelled": "loading" in raw}
+    return _DEPLOYMENT.validate_python({"engines": raw["generation"]} | dict(raw) | made)
 
 
 def _unreadable(generation: str, error: Exception) -> deployments.DeploymentRecord:
