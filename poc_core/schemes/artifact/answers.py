@@ -15,9 +15,14 @@ class Encoding(BaseModel):
     endian: Literal["le"] = "le"
 
 
-class ArtifactResult(BaseModel):
+class Completed(BaseModel):
+    """The first fields of the answer to a completed job."""
+
     status: Literal["completed"] = "completed"
     request_id: str
+
+
+class ArtifactResult(Completed):
     artifacts: list[Artifact] = Field(description="In the order of the request's nonces.")
     encoding: Encoding
     excluded_nonces: list[int] = Field(
@@ -42,9 +47,9 @@ class DistanceSummary(BaseModel):
     )
 
 
-class ValidationResult(BaseModel):
-    status: Literal["completed"] = "completed"
-    request_id: str
+class Verdict(BaseModel):
+    """The verdict on claimed artifacts or chains."""
+
     n_total: int = Field(description="Nonces compared.")
     n_mismatch: int
     mismatch_nonces: list[int]
@@ -74,6 +79,10 @@ class ValidationResult(BaseModel):
         default=None,
         description="For a fraud: the likely cause, guessed from the distances.",
     )
+
+
+class ValidationResult(Verdict, Completed):
+    """The answer to a completed validation."""
 
 
 _NONE_BETWEEN = [[edge, 0] for edge in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)]

@@ -68,9 +68,7 @@ class ArtifactContract(Contract):
             k_dim=ArtifactOptions.of(spec).k_dim,
             test=terms,
         )
-        spread = verdict.distances
-        distances = None if spread is None else spread.model_dump()
-        return vars(verdict) | {"distances": distances, "terms": terms.source}
+        return verdict.model_dump() | {"terms": terms.source}
 
     def synthetic_values(
         self, spec: records.ProofSpec, nonces: Sequence[int], hidden_size: int

@@ -1,13 +1,12 @@
 """Compares another node's artifacts with this node's to detect fraud (protocol.md, section 2)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from poc_core.arithmetic.statistics import binomial_p_value
 from poc_core.errors import VectorError
-from poc_core.schemes.artifact.answers import DistanceSummary
+from poc_core.schemes.artifact.answers import DistanceSummary, Verdict
 from poc_core.schemes.artifact.causes import likely_cause
 from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.schemes.artifact.terms import StatTest
@@ -16,29 +15,12 @@ from poc_core.schemes.artifact.terms import StatTest
 _EDGES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
-@dataclass(frozen=True)
-class ArtifactVerdict:
-    """The verdict on claimed artifacts. `n_total` does not count the `n_excluded` nonces."""
-
-    n_total: int
-    n_mismatch: int
-    mismatch_nonces: list[int]  # in the order of `computed`
-    p_value: float  # probability that an honest sender has at least n_mismatch mismatches
-    fraud_detected: bool
-    fraud_threshold: float  # a smaller p_value is a fraud
-    n_excluded: int
-    dist_threshold: float  # the largest distance at which two vectors agree
-    p_mismatch: float  # probability that an honest artifact is further away
-    distances: DistanceSummary | None  # None if no vector could be read
-    likely_cause: str | None  # a sentence; None without fraud
-
-
 def compare(
     computed: Mapping[int, str | None],
     received: Mapping[int, str],
     k_dim: int,
     test: StatTest | None = None,
-) -> ArtifactVerdict:
+) -> Verdict:
     """Compares another node's artifacts with this node's artifacts. Returns the verdict.
 
     `computed`: this node's vector_b64 of each nonce; None for an excluded nonce, which is not
@@ -58,7 +40,7 @@ def compare(
     }
     p_value = binomial_p_value(len(mismatches), len(found), test.p_mismatch)
     is_fraud = bool(found) and p_value < test.fraud_threshold
-    return ArtifactVerdict(
+    return Verdict(
         n_total=len(found),
         n_mismatch=len(mismatches),
         mismatch_nonces=list(mismatches),

@@ -1,11 +1,9 @@
 """The answers to jobs that compute or validate decode proofs, as models for OpenAPI."""
 
-from typing import Literal
-
 from pydantic import BaseModel, Field
 
 from poc_core.fields import Nonce
-from poc_core.schemes.artifact.answers import Encoding, ValidationResult
+from poc_core.schemes.artifact.answers import Completed, Encoding, ValidationResult
 from poc_core.schemes.decode.requests import CHAIN_EXAMPLE
 from poc_core.schemes.requests import REQUEST_ID_EXAMPLE, Examples
 
@@ -18,9 +16,7 @@ class Chain(BaseModel):
     )
 
 
-class DecodeResult(BaseModel):
-    status: Literal["completed"] = "completed"
-    request_id: str
+class DecodeResult(Completed):
     artifacts: list[Chain] = Field(description="In the order of the request's nonces.")
     encoding: Encoding
     excluded_nonces: list[int] = Field(

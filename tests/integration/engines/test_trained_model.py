@@ -16,10 +16,11 @@ from pydantic import JsonValue
 from bench.trained.machines import changed
 from cli.demo_model import DEMO_MODEL, demo_model
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.answers import Verdict
 from poc_core.schemes.artifact.encoding import decode_vector
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.artifact.terms import network_terms
-from poc_core.schemes.artifact.verdict import ArtifactVerdict, compare
+from poc_core.schemes.artifact.verdict import compare
 from tests.harness.chat_beside import answers_alone_and_beside
 from tests.harness.marks import needs_vllm
 from tests.integration.chat_checks.known import Server, content, served, text_of
@@ -84,7 +85,7 @@ def own(server: Server) -> list[JsonValue]:
     return compute_all(server.engine, SPEC, NONCES)
 
 
-def verdict(own: list[Any], claimed: list[Any]) -> ArtifactVerdict:
+def verdict(own: list[Any], claimed: list[Any]) -> Verdict:
     """As a request has it that names no terms."""
     ours, theirs = (dict(zip(NONCES, one, strict=True)) for one in (own, claimed))
     return compare(ours, theirs, 12, ReceivedStatTest().applied(False, network_terms("")))
