@@ -12,7 +12,7 @@ import redis
 from bench.faults.reference import same_artifacts
 from bench.faults.work import Expected
 from bench.harness.computed import Computed, last_round
-from poc_core.arithmetic.nonces import MAX_NONCE
+from poc_core.fields import MAX_NONCE
 from poc_core.state import keys
 from tests.peers.receiver import Receiver, unrepeated
 from tests.stacks.round_client import RoundClient, round_body

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, FailFast, Field, Strict
 from pydantic_core import PydanticCustomError
 
-from poc_core.arithmetic.nonces import MAX_NONCE
-
+# The largest nonce (protocol.md, section 4).
+MAX_NONCE = 2**63 - 1
 # The largest batch_size of a request. Engines split batches, so larger batches only take longer.
 MAX_BATCH_SIZE = 1024
 # Most characters of a name, hash or key. The network's names, hashes and keys have less than 130.

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, JsonValue
 
-from poc_core.arithmetic.nonces import NonceSequence
+from poc_core.fields import MAX_NONCE
 from poc_core.serving.openai_paths import USUAL
 from poc_core.serving.places import name_of
 
@@ -187,8 +187,12 @@ class RoundConfig(BaseModel, frozen=True):
     terms: dict[str, JsonValue] = {}  # criteria for reported nonces and claims (Contract.terms)
 
     @property
-    def nonces(self) -> NonceSequence:
-        return NonceSequence(self.node_id, self.node_count, self.group_id, self.n_groups)
+    def nonces(self) -> range:
+        """The nonces of this node and group, in order (protocol.md, section 4). The range may be
+        too long for `len`.
+        """
+        first = self.node_id + self.group_id * self.node_count
+        return range(first, MAX_NONCE + 1, self.n_groups * self.node_count)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from api.routes.reference import json_body, json_examples
 from api.routes.services import AppServices
 from api.version import VERSION
 from poc_core import answers
-from poc_core.arithmetic.nonces import MAX_NONCE
+from poc_core.fields import MAX_NONCE
 from poc_core.records import JobRecord, JobStatus
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore

@@ -32,7 +32,7 @@ class RoundStore(Store):
         round_id = uuid.uuid4().hex
         names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
         names += [keys.generating(config.model), keys.FOLLOWED_ROUNDS]
-        places = min(config.nonces.count, _MOST_PLACES)
+        places = len(config.nonces[:_MOST_PLACES])
         args: list[Any] = [round_id, state.value, config.model_dump_json(), places, self._clock()]
         args += [self._ttl_s, callback_url(config.url, "generated")]
         running = self._store(names, [*args, json.dumps(_payload_head(config))])

@@ -240,7 +240,7 @@ def _leases(
     if what == b"leased":
         assert round is not None
         config, (place, places) = round.config, map(int, found)
-        nonces = config.nonces.take(place, places)
+        nonces = config.nonces[place : place + places]
         about = (model, config.spec, nonces, number, config.terms)
         return [records.Lease(round.round_id, place, *about, of_round=True)]
     spec, (kind, alone, *batches) = records.ProofSpec.model_validate_json(what), found

@@ -210,7 +210,8 @@ def uncomputed(connection: redis.Redis, record: RoundRecord) -> set[int]:
     key = keys.round(record.round_id)
     members = [*connection.zrange(f"{key}:free", 0, -1), *connection.hkeys(f"{key}:leases")]
     leases = [tuple(map(int, member.split(b":")[:2])) for member in members]
-    return {nonce for first, places in leases for nonce in record.config.nonces.take(first, places)}
+    nonces = record.config.nonces
+    return {nonce for first, places in leases for nonce in nonces[first : first + places]}
 
 
 def assert_complete(client: RoundClient, receiver: Receiver, expected: range | None = None) -> None:

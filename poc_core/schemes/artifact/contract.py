@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from poc_core import records
-from poc_core.arithmetic.nonces import MAX_NONCE
+from poc_core.fields import MAX_NONCE
 from poc_core.schemes.artifact.answers import (
     RESULT_EXAMPLES,
     ArtifactResult,

@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import JsonValue
 
 from poc_core import records
-from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.arithmetic.statistics import binomial_p_value
+from poc_core.fields import MAX_NONCE
 from poc_core.schemes.artifact.answers import Encoding
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.contract import Contract, noise

@@ -16,7 +16,7 @@ SERVERS = {"celery", "numpy", "fastapi", "redis", "httpx"}
 SHARED = (
     *(
         "poc_core.schemes.artifact.encoding",
-        "poc_core.arithmetic.nonces",
+        "poc_core.records",
         "poc_core.arithmetic.statistics",
     ),
     *(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cli.nonce_list import NonceListError, parse_nonces
-from poc_core.arithmetic.nonces import MAX_NONCE, NonceSequence
 from poc_core.errors import BodyError, ClaimsError, VectorError
+from poc_core.fields import MAX_NONCE
 from poc_core.schemes.artifact.encoding import decode_vector, encode_vectors
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.schemes.distance.requests import ProofBatchBody
@@ -63,19 +63,6 @@ def test_a_list_of_nonces_is_read_or_refused_with_a_reason(text: str) -> None:
 @given(st.lists(NONCES, min_size=1, max_size=50, unique=True))
 def test_a_list_of_nonces_is_read_as_it_was_written(nonces: list[int]) -> None:
     assert parse_nonces(",".join(map(str, nonces))) == nonces
-
-
-@given(st.integers(0, MAX_NONCE), st.integers(1, 2**63), st.integers(0, 100), st.integers(0, 100))
-def test_the_nonces_of_a_sequence_follow_each_other_and_end(
-    node_id: int, more: int, start: int, count: int
-) -> None:
-    sequence = NonceSequence(node_id, node_id + more)
-    taken = list(sequence.take(start, count))
-    assert taken == [
-        sequence.offset + place * sequence.step
-        for place in range(start, min(start + count, sequence.count))
-    ]
-    assert all(nonce in sequence for nonce in taken)
 
 
 @given(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pydantic import JsonValue
 
-from poc_core.arithmetic.nonces import MAX_NONCE
+from poc_core.fields import MAX_NONCE
 from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import entries, keys
@@ -38,7 +38,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.rounds = RoundStore(self.redis, self.settings, self.clock)
         self.registry = WorkerRegistry(self.redis, self.settings, self.clock)
         config = round_config(node_id=node_id, node_count=max(node_id + 1, MAX_NONCE // n_places))
-        self.n_places = config.nonces.count
+        self.n_places = len(config.nonces)
         started = known(self.rounds.read(self.rounds.store(config, RoundState.GENERATING)))
         self.record: RoundRecord = started
         self.done: set[int] = set()  # places that were taken
@@ -102,7 +102,7 @@ class RoundMachine(RuleBasedStateMachine):
         (found,) = answer
         assert 1 <= len(found.nonces) <= wanted
         assert list(found.nonces) == [
-            self.record.config.nonces.take(place, 1)[0] for place in sorted(places_of(found))
+            self.record.config.nonces[place] for place in sorted(places_of(found))
         ]
         for leases in self.in_hand.values():
             assert all(places_of(found).isdisjoint(places_of(other)) for other in leases)
@@ -250,10 +250,8 @@ class RoundMachine(RuleBasedStateMachine):
             for name, held in self.redis.hgetall(self.key + ":leases").items()
         }
 
-    def expected_pairs(self, nonces: Any) -> list[tuple[int, str]]:
-        return [
-            (nonces.take(place, 1)[0], f"v{place}") for place in sorted(self.done) if place % 7 != 3
-        ]
+    def expected_pairs(self, nonces: range) -> list[tuple[int, str]]:
+        return [(nonces[place], f"v{place}") for place in sorted(self.done) if place % 7 != 3]
 
     def held(self, pick: int) -> tuple[str, Lease]:
         every = [(worker, lease) for worker, leases in self.in_hand.items() for lease in leases]

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from redis import Redis
 
 from api.routes.services import Services
-from poc_core.arithmetic.nonces import MAX_NONCE
+from poc_core.fields import MAX_NONCE
 from poc_core.records import JobKind
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings

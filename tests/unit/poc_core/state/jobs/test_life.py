@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from poc_core.arithmetic.nonces import MAX_NONCE
+from poc_core.fields import MAX_NONCE
 from poc_core.records import JobStatus, Lease, RoundState
 from poc_core.state.jobs import JobStore
 from poc_core.state.rounds import RoundStore

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from poc_core.arithmetic.nonces import MAX_NONCE
+from poc_core.fields import MAX_NONCE
 from poc_core.records import RoundRecord, RoundState
 from poc_core.state.outbox import LAST_BACKOFF_S, Delivery, Outbox
 from tests.harness.outbox import URL, Box, content, nonces_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from poc_core.arithmetic.nonces import MAX_NONCE
+from poc_core.fields import MAX_NONCE
 from poc_core.records import Lease, Refusal, RoundState
 from poc_core.settings import Settings
 from poc_core.state.outbox import Outbox
