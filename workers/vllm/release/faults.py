@@ -194,7 +194,7 @@ def keep_generators(runner: Any) -> None:
         def get_offset(self) -> int:
             return 0
 
-        def set_offset(self, offset: int) -> torch.Generator:
+        def set_offset(self, _offset: int) -> torch.Generator:
             return self
 
     update = runner._update_states
