@@ -214,10 +214,12 @@ class ConstantChat:
 
 
 @contextmanager
-def streaming(http: httpx.Client, prompt: str, max_tokens: int) -> Iterator[Iterator[str]]:
+def streaming(
+    http: httpx.Client, prompt: str, max_tokens: int, salt: str | None = None
+) -> Iterator[Iterator[str]]:
     """The data of a streamed answer's events, as they come."""
     with http.stream(
-        "POST", CHAT, json=request(prompt, max_tokens, stream=True), timeout=120
+        "POST", CHAT, json=request(prompt, max_tokens, salt, stream=True), timeout=120
     ) as answer:
         assert answer.status_code == 200
         yield (line.removeprefix("data: ") for line in answer.iter_lines() if line)

@@ -44,6 +44,7 @@ pytestmark = [
 
 JOB_S = 240.0
 ANSWER = 800  # tokens
+SALT = "of a request under way"
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def under_way_on_the_first(client: TwoWorkers, prompt: str, tokens: int) -> Iter
         client.wait(lambda: active(client) == [0, 0], 300, "two idle workers")
         for core in client.cores():
             standing.enter_context(frozen(core.pid))
-        answer = pool.submit(client.http.post, CHAT, json=request(prompt, tokens))
+        answer = pool.submit(client.http.post, CHAT, json=request(prompt, tokens, SALT))
         client.wait(lambda: sorted(active(client)) == [0, 1], 300, "a request on one worker")
         yield UnderWay(client.workers()[active(client).index(1)], answer, standing.close)
 
@@ -225,7 +226,7 @@ def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_e
         ):
             for stream in (one, another):
                 next(stream)
-            with streaming(client.http, LONG_PROMPT, 1400) as events:  # where its prefix is
+            with streaming(client.http, LONG_PROMPT, 1400, SALT) as events:  # where its prefix is
                 assert [json.loads(next(events))["object"] for _ in range(3)] == [
                     "chat.completion.chunk"
                 ] * 3
