@@ -75,7 +75,7 @@ def main(
     ways = {Graphs.OFF: [False], Graphs.ON: [True], Graphs.BOTH: [False, True]}[graphs]
     with engine_of(engine_options) as engine:
         say(f"{ChainLimits.of(engine.info).kept_tokens} tokens kept")
-        passed, parts = True, part or [Part.VALIDATION, Part.CHAINS]
+        passed, parts = True, part or list(Part)
         if Part.VALIDATION in parts:
             passed &= validation(engine, seq_len, max_tokens, judged, repeat, ways)
         if Part.CHAINS in parts:

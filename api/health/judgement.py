@@ -113,14 +113,20 @@ def replacement(seen: Overview, seats: Sequence[Seat], now: float) -> str | None
 
     A round waits if none of its model's workers is ready and one of them is restarted.
     """
-    record = seen.round.record if seen.round is not None else None
-    if record is None or record.state is not RoundState.GENERATING:
-        return None
-    of_model = [seat for seat in seats if seat.model == record.config.model]
+    model = _generating(seen)
+    of_model = [seat for seat in seats if seat.model == model]
     coming = [seat for seat in of_model if _comes_back(seat, now)]
     if not coming or any(seat.is_ready for seat in of_model):
         return None
     return f"The round continues when a worker is ready again: {_named(coming)}."
+
+
+def _generating(seen: Overview) -> str | None:
+    """Returns the model of the generating round; None if no round generates."""
+    record = seen.round.record if seen.round is not None else None
+    if record is None or record.state is not RoundState.GENERATING:
+        return None
+    return record.config.model
 
 
 def _comes_back(seat: Seat, now: float) -> bool:
@@ -146,11 +152,9 @@ def _workers(seen: Overview, seats: Sequence[Seat]) -> Iterator[Reason]:
 
 def _round(seen: Overview, seats: Sequence[Seat]) -> Iterator[Reason]:
     """Yields a problem if the running round's model was replaced: no worker has it or loads it."""
-    record = seen.round.record if seen.round is not None else None
-    if record is None or record.state is not RoundState.GENERATING or not seats:
-        return
-    if {seat.model for seat in seats}.isdisjoint((record.config.model, "")):  # "": not known yet
-        what = f"the round's model {record.config.model} has no worker"
+    model, known = _generating(seen), {seat.model for seat in seats}
+    if model and known and known.isdisjoint((model, "")):  # "": not known yet
+        what = f"the round's model {model} has no worker"
         yield Reason("workers", Level.DEGRADED, what, ": deploy the model again, or stop the round")
 
 

@@ -104,15 +104,15 @@ def up_status(services: AppServices) -> answers.UpStatus:
     starting = [worker for worker in workers if worker.state == "starting"]
     found, record = deployment_state(status, workers), status.record
     was_cancelled = record is not None and record.cancelled
-    # Engines that start after a restart of the node: the duration is that of the first start.
-    is_again = record is not None and bool(record.settled_at)
+    elapsed_s = None
+    # After a restart of the node, the record has the times of the first start.
+    if record and record.wanted and not (record.settled_at and found is DeploymentState.STARTING):
+        elapsed_s = services.deployments.elapsed_s(record)
     return answers.UpStatus(
         is_running=found is DeploymentState.RUNNING,
         status=found.value,
         startup_status="cancelled" if was_cancelled else _STARTUP[found],
-        elapsed_seconds=services.deployments.elapsed_s(record)
-        if record and record.wanted and not (is_again and found is DeploymentState.STARTING)
-        else None,
+        elapsed_seconds=elapsed_s,
         error=record.error if record else None,
         model=status.wanted.model if status.wanted else None,
         left_out=list(status.wanted.left_out) if status.wanted else [],

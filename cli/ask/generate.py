@@ -52,7 +52,7 @@ def generate(
     proof.json
     """
     terminal.check_output(output)
-    by_name = of_scheme.refuse_flags(flags_of_artifacts(*proof[1:]))
+    by_name = of_scheme.refuse_flags(flags_of_artifacts(proof))
     with connect(url) as client:
         request: dict[str, Any] | None = None
         n_nonces = None

@@ -112,7 +112,7 @@ def start(
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --r-target 1.405
     """
     flags = dict(zip(("--r-target", "--fraud-threshold", "--layer-hooks"), distances, strict=True))
-    by_name = of_scheme.refuse_flags(flags_of_artifacts(*proof[1:]) | flags)
+    by_name = of_scheme.refuse_flags(flags_of_artifacts(proof) | flags)
     check_scheme(proof, distances)
     with connect(url) as client:
         body: dict[str, Any] = {
@@ -170,7 +170,7 @@ def check_scheme(proof: options.Proof, distances: Distances) -> None:
     elif not 0 < r_target <= 2:
         raise terminal.UsageError(f"--r-target is a distance above 0, up to 2, not {r_target:g}.")
     else:
-        flags = flags_of_artifacts(*proof[1:])
+        flags = flags_of_artifacts(proof)
         why = "is for artifacts; leave it out, or --r-target."
     if given := [name for name, value in flags.items() if value]:
         raise terminal.UsageError(f"{' and '.join(given)} {why}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from pydantic import BaseModel, ValidationError
 
-from cli.options import DEFAULT_K_DIM
+from cli.options import DEFAULT_K_DIM, Proof
 from cli.terminal import UsageError
 from poc_core.schemes import requests
 from poc_core.schemes.contract import Contract, contract_of, contracts, recognised
@@ -44,14 +44,12 @@ class OfScheme(NamedTuple):
         return True
 
 
-def flags_of_artifacts(
-    k_dim: int | None, stronger_rng: bool, max_tokens: int | None
-) -> dict[str, Any]:
+def flags_of_artifacts(proof: Proof) -> dict[str, Any]:
     """Returns artifact and decode options by name; a value is falsy if the option is not used."""
     return {
-        "--k-dim": k_dim not in (None, DEFAULT_K_DIM),
-        "--stronger-rng": stronger_rng,
-        "--max-tokens": max_tokens,
+        "--k-dim": proof.k_dim != DEFAULT_K_DIM,
+        "--stronger-rng": proof.stronger_rng,
+        "--max-tokens": proof.max_tokens,
     }
 
 
