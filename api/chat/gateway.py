@@ -139,23 +139,20 @@ class Gateway:
         """Sends a worker a GET that needs no engine. Returns the answer. Raises httpx.HTTPError if
         no answer arrives in time, if the answer is too long, or if its status is none of HTTP.
         """
-        plain = (b"accept-encoding", b"identity")
-        sent = [*headers, *_secret(worker), plain]
-        body = bytearray()
+        sent = [*headers, *_secret(worker), (b"accept-encoding", b"identity")]
         try:
-            async with asyncio.timeout(_LOOKUP_TIMEOUT_S), AsyncExitStack() as stack:
-                client = stack.enter_context(self._clients.lend())
-                call = client.stream("GET", _url(worker, path), headers=sent, timeout=None)
-                answer = await stack.enter_async_context(call)
-                if not _can_be_passed_on(answer):
-                    raise httpx.RemoteProtocolError(f"the status {answer.status_code}")
-                async for piece in answer.aiter_raw():
-                    body += piece
-                    if len(body) > _LOOKUP_BYTES:
-                        raise httpx.ReadError(f"an answer of more than {_LOOKUP_BYTES} bytes")
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
+                with self._clients.lend() as client:
+                    while True:
+                        way = _Way()
+                        try:
+                            return await _looked_up(client, _url(worker, path), sent, way)
+                        except httpx.TransportError:
+                            if way.is_new or way.is_answered:
+                                raise
+                            # An idle connection that the worker had closed.
         except TimeoutError:
             raise httpx.ReadTimeout(f"no answer within {_LOOKUP_TIMEOUT_S:g} s") from None
-        return httpx.Response(answer.status_code, content=bytes(body))
 
     @asynccontextmanager
     async def open(
@@ -380,6 +377,21 @@ async def _passed_on(
         async for chunk in body:
             await sending.go_on(chunk)
     await sending.end()
+
+
+async def _looked_up(
+    client: httpx.AsyncClient, url: httpx.URL, headers: Headers, way: _Way
+) -> httpx.Response:
+    body, trace = bytearray(), {"trace": way.note}
+    call = client.stream("GET", url, headers=headers, timeout=None, extensions=trace)
+    async with call as answer:
+        if not _can_be_passed_on(answer):
+            raise httpx.RemoteProtocolError(f"the status {answer.status_code}")
+        async for piece in answer.aiter_raw():
+            body += piece
+            if len(body) > _LOOKUP_BYTES:
+                raise httpx.ReadError(f"an answer of more than {_LOOKUP_BYTES} bytes")
+    return httpx.Response(answer.status_code, content=bytes(body))
 
 
 async def _next(chunks: AsyncIterator[bytes]) -> bytes:

@@ -35,6 +35,19 @@ class TestModels:
         start("w2", self.listing(MODEL))
         assert [entry["id"] for entry in api.get("/v1/models").json()["data"]] == [MODEL]
 
+    def test_of_a_worker_that_closes_an_idle_connection_are_asked_for_again(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        def closes_at_the_second_request(call: Call) -> None:
+            self.listing(MODEL)(call)
+            if len(worker.received) == 1:
+                call.connection.recv(1)
+
+        worker = start("w1", closes_at_the_second_request)
+        first, second = (api.get("/v1/models").json() for _ in range(2))
+        assert [entry["id"] for entry in second["data"]] == [MODEL]
+        assert second == first
+
     def test_of_a_worker_that_hangs_are_left_out(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
