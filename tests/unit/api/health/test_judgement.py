@@ -22,7 +22,7 @@ from poc_core.serving.deployments import (
     HostReport,
     HostState,
 )
-from poc_core.serving.places import WorkerPlace, name_of, slot_of
+from poc_core.serving.places import WorkerPlace
 from poc_core.state.overview import CurrentRound, GoneHost, Overview, RoundRates
 from poc_core.state.parsing import BAD_CERTIFICATES, OutboxStatus, SilentReceiver
 from tests.harness.samples import MODEL, round_config, worker_record
@@ -281,16 +281,6 @@ def test_two_workers_of_one_name_are_told_apart_and_a_dead_start_of_one_is_not_t
     dead, alive = start_of(0, host_id=""), replace(start_of(0, host_id=""), id="h1/gpu0-999999")
     health = health_of(seen(dead, alive, record=None, silent_s={dead.id: 9.0}))
     assert [(seat.name, seat.state) for seat in health.seats] == [("h1/gpu0", "ready")]
-
-
-def test_a_name_is_the_hosts_and_its_gpus_and_stays_over_starts() -> None:
-    assert [slot_of(gpus, "cpu3") for gpus in ("0,1", "", "GPU-8f3a2b1c-77aa-11,MIG-0a")] == [
-        "gpu0-1",
-        "cpu3",
-        "gpu8f3a2b1c-MIG-0a",
-    ]
-    assert name_of("host1/gpu0-1-3fa9c1") == name_of("host1/gpu0-1-77aa00") == "host1/gpu0-1"
-    assert name_of("my-worker") == "my-worker"
 
 
 @pytest.mark.parametrize(

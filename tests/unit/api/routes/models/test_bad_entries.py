@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from api.models.cache import ModelCache
 from poc_core.state.downloads import Download
 from tests.harness.model_cache import COMMIT, MODELS, REPO, WHOLE, put
 
@@ -106,15 +108,29 @@ BAD = {
 
 
 @pytest.fixture
-def as_nobody(client: TestClient, tmp_path: Path) -> Iterator[None]:
+def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache outside of pytest's folders, which only their owner may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(ModelCache, "path", Path(folder) / "hub")
+        yield Path(folder) / "hub"
+        subprocess.run(["chmod", "-R", "u+rwx", folder], check=True)
+
+
+@pytest.fixture
+def as_nobody(client: TestClient, cache: Path, begun: list[Download]) -> Iterator[None]:
     """Within: not root, for whom every folder has permission."""
     if os.geteuid() != 0:
         yield
         return
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == 0 and len(folder.parts) > 2:
-            folder.chmod(0o755)
-    os.chown(tmp_path, 65534, 65534)
+    # Reads what requests read at first: nobody cannot read a clone in root's home.
+    put(cache, WHOLE)
+    client.get(f"{MODELS}/list")
+    client.post(f"{MODELS}/download", json={"hf_repo": "acme/none"})
+    for repo in ("acme/none", REPO):
+        client.request("DELETE", MODELS, json={"hf_repo": repo})
+    begun.clear()
+    shutil.rmtree(cache)
+    os.chown(cache.parent, 65534, 65534)
     os.seteuid(65534)
     try:
         yield
@@ -122,13 +138,7 @@ def as_nobody(client: TestClient, tmp_path: Path) -> Iterator[None]:
         os.seteuid(0)
 
 
-@pytest.fixture
-def hidden_again(cache: Path) -> Iterator[None]:
-    yield
-    subprocess.run(["chmod", "-R", "u+rwx", cache.parent], check=True)
-
-
-@pytest.mark.usefixtures("hidden_again", "as_nobody")
+@pytest.mark.usefixtures("as_nobody")
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_a_bad_entry_is_a_line_and_no_other_models_error(
     client: TestClient, cache: Path, begun: list[Download], bad: Bad
@@ -165,7 +175,7 @@ def test_a_bad_entry_is_a_line_and_no_other_models_error(
     assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).json()["status"] == "deleted"
 
 
-@pytest.mark.usefixtures("hidden_again", "as_nobody")
+@pytest.mark.usefixtures("as_nobody")
 @pytest.mark.parametrize("commit", [None, COMMIT, "c" * 40])
 def test_a_model_in_a_cache_for_reading_is_not_called_deleted(
     client: TestClient, cache: Path, commit: str | None
@@ -183,7 +193,7 @@ def test_a_model_in_a_cache_for_reading_is_not_called_deleted(
     assert client.post(f"{MODELS}/status", json=model).json()["status"] == "DOWNLOADED"
 
 
-@pytest.mark.usefixtures("hidden_again", "as_nobody")
+@pytest.mark.usefixtures("as_nobody")
 def test_a_cache_that_cannot_be_read_is_said(client: TestClient, cache: Path) -> None:
     put(cache, WHOLE)
     cache.chmod(0)
