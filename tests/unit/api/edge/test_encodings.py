@@ -5,12 +5,14 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from unittest.mock import AsyncMock
 
 import pytest
 from fastapi.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from api.app import create_app
-from api.edge.encodings import decoders
+from api.edge.encodings import Decoded, decoders
 from poc_core.settings import Settings
 from tests.harness.samples import body
 
@@ -78,9 +80,11 @@ class TestEach:
         assert "POC_MAX_BODY_BYTES" in answer.json()["error"]["message"]
 
     def test_that_is_none_says_so(self, api: TestClient, encoding: str) -> None:
-        answer = api.post(CHAT, content=b"{}" * 20, headers=headers(encoding))
-        assert answer.status_code == 400
-        assert f"is no {encoding}: " in answer.json()["error"]["message"]
+        others = [encode(b"{}") for name, encode in ENCODINGS.items() if name != encoding]
+        for content in (b"{}" * 20, *others):
+            answer = api.post(CHAT, content=content, headers=headers(encoding))
+            assert answer.status_code == 400
+            assert f"is no {encoding}: " in answer.json()["error"]["message"]
 
     def test_that_is_cut_short_says_so(self, api: TestClient, encoding: str) -> None:
         sent = ENCODINGS[encoding](b'{"model": "x"}' + bytes(1000))
@@ -88,6 +92,18 @@ class TestEach:
             answer = api.post(CHAT, content=content, headers=headers(encoding))
             assert answer.status_code == 400
             assert "is truncated" in answer.json()["error"]["message"]
+
+
+async def test_the_application_gets_all_other_headers() -> None:
+    others = [(b"accept", b"*/*"), (b"content-type", b"application/json"), (b"x-name", b"7")]
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(scope)
+
+    sent = [*others, (b"content-encoding", b"gzip")]
+    await Decoded(app, LIMIT)({"type": "http", "headers": sent}, AsyncMock(), AsyncMock())
+    assert seen == [{"type": "http", "headers": others}]
 
 
 def test_what_decodes_to_nothing_has_the_limit_too(api: TestClient) -> None:

@@ -174,11 +174,12 @@ def test_no_worker_lives_longer_without_a_sign_of_life_than_others(
 
 
 def test_the_index_forgets_workers_of_the_far_future(
-    workers: WorkerRegistry, serve: Serve, redis: Redis
+    workers: WorkerRegistry, serve: Serve, redis: Redis, settings: Settings, clock: Clock
 ) -> None:
     serve("w1")
     redis.zadd("poc:workers", {"w2": FOR_EVER})
-    redis.zadd("poc:ports", {"22": FOR_EVER})
+    soon = clock.now + 11 * settings.worker_ttl_s
+    redis.zadd("poc:ports", {"22": FOR_EVER, "23": soon})
     assert workers.ports() == set()
     workers.heartbeat(replace(serve("w1"), port=5005))
     workers.live()

@@ -205,7 +205,7 @@ def test_an_outbox_that_cannot_be_read_keeps_no_other_from_being_announced(
     for _ in range(3):
         assert [due.outbox_id for due in box.outbox.announce()] == [waiting.round_id]
         box.clock.now += box.outbox.lock_s
-    assert caplog.text.count("in Redis cannot be read") == 1
+    assert caplog.text.count(f"outbox {bad!r} in Redis cannot be read") == 1
 
 
 def test_a_payload_that_cannot_be_read_is_said_once_and_kept(
