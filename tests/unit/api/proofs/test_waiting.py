@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,23 @@ def test_clients_that_leave_are_waited_for_no_longer(
         client.close()
     wait_until(lambda: services.inline.n_waiting == 0)
     assert services.jobs.queued_nonces() == 5 * 3  # the jobs go on
+
+
+def test_looks_at_a_job_become_rarer(
+    client: TestClient, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 20:
+            services.jobs.cancel_all()
+
+    services.inline._timeout_s = 60
+    monkeypatch.setattr("api.proofs.waiting.anyio", SimpleNamespace(sleep=sleep))
+    assert client.post(GENERATE, json=body(wait=True)).status_code == 409
+    assert pauses == sorted(pauses)
+    assert 0 < pauses[0] < 0.1 < pauses[-1] < 1
 
 
 def test_beyond_the_limit_they_are_refused_and_nothing_is_queued(
