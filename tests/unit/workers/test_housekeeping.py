@@ -138,16 +138,17 @@ def told(workers: WorkerRegistry, name: str) -> object:
 
 
 def test_a_dead_workers_batch_joins_the_line_again(
-    jobs: JobStore, keep: Keep, workers: WorkerRegistry
+    jobs: JobStore, keep: Keep, workers: WorkerRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1, 2, 3]))
     lease_batch(jobs, job_id, 1, "w2")
     keep()
-    assert pending(jobs, job_id) == [0]
+    assert (pending(jobs, job_id), caplog.messages) == ([0], [])
     workers.remove("w2")
     keep()
     assert pending(jobs, job_id) == [0, 1]
+    assert caplog.messages == ["1 batches are queued again: no worker has them"]
 
 
 def test_a_round_that_another_followed_is_forgotten(rounds: RoundStore, keep: Keep) -> None:

@@ -218,6 +218,14 @@ def test_a_prefill_has_the_inputs_of_its_nonces_and_the_point_of_its_last_row() 
     assert torch.equal(whole.points, last.points)
 
 
+def test_numbers_of_a_prefill_are_of_its_last_row() -> None:
+    whole, last = batch_of(scheme="artifact"), batch_of(scheme="artifact")
+    states = torch.randn(len(NONCES), SEQ_LEN, HIDDEN, generator=torch.Generator().manual_seed(0))
+    whole.take(0, states)
+    last.take(0, states[:, -1:])
+    assert torch.equal(whole.numbers(), last.numbers())
+
+
 def test_the_first_stage_goes_on_from_points_that_the_last_one_found() -> None:
     last, first = batch_of(), batch_of()
     states = torch.randn(len(NONCES), SEQ_LEN, HIDDEN, generator=torch.Generator().manual_seed(0))

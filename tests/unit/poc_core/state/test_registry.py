@@ -101,11 +101,12 @@ def test_every_key_has_a_ttl(serve: Serve, redis: Redis) -> None:
 def test_celery_forgets_the_queue_of_a_worker_that_left_or_is_long_gone(
     workers: WorkerRegistry, serve: Serve, redis: Redis, settings: Settings, clock: Clock
 ) -> None:
-    for worker in ("w1", "w2"):
+    gone = ["w2", "w3", "w4"]
+    for worker in ("w1", *gone):
         serve(worker)
         redis.sadd(f"_kombu.binding.poc.worker.{worker}", "binding")
     workers.remove("w1")
-    redis.delete("poc:worker:w2")
+    redis.delete(*(f"poc:worker:{worker}" for worker in gone))
     clock.now += 11 * settings.worker_ttl_s
     workers.live()
     assert redis.keys("_kombu*") == []

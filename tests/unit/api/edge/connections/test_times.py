@@ -1,8 +1,10 @@
 """Silent and slow clients are disconnected in time; idle connections use no memory."""
 
+import asyncio
 import json
 import resource
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -10,10 +12,19 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from api.edge.connections import ENDLESS, HEADER_BYTES, MOST_HEADERS, Limits, connections_for
+from api.edge.connections import (
+    ENDLESS,
+    HEADER_BYTES,
+    MOST_HEADERS,
+    Limits,
+    connections_for,
+    limited,
+)
 from poc_core.open_files import raise_file_limit
 from tests.harness.waiting import wait_until
 from tests.peers.slow_clients import (
@@ -30,7 +41,7 @@ from tests.peers.slow_clients import (
     running,
     status,
 )
-from tests.stacks.served import port_of
+from tests.stacks.served import port_of, served
 
 # A request whose body is too large to wait behind an answer.
 TOO_LARGE = POST.replace(b"10", b"99999") + bytes(50_000)
@@ -199,6 +210,34 @@ def test_a_process_may_open_as_many_files_as_it_is_let() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def is_refused(port: int) -> bool:
+    with suppress(ConnectionError):
+        socket.create_connection(("127.0.0.1", port)).close()
+        return False
+    return True
+
+
+def test_an_answer_that_has_an_end_is_sent_before_the_server_ends() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    async def answers_late(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        while not may_end.is_set():
+            await asyncio.sleep(0.01)
+        await Response("late")(scope, receive, send)
+
+    with ExitStack() as opened:
+        opened.callback(may_end.set)
+        with served(answers_late, http=limited(LIMITS), lifespan="off") as server:
+            port = port_of(server)
+            connection = Connect(port, opened)(GET + b"\r\n")
+            assert begun.wait(PATIENCE_S)
+            server.should_exit = True
+            wait_until(lambda: is_refused(port), "the server's end")
+            may_end.set()
+            assert rest(connection).endswith(b"late")
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,8 @@ NEAR = vector(0.5, -0.5, 0.5, -0.45)
     [
         (dict.fromkeys(OWN, FAR), causes.OTHER_INPUTS),
         ({**OWN, 3: FAR, 7: FAR}, causes.SOME_MADE_UP),
+        (OWN | dict.fromkeys(range(89), FAR), causes.SOME_MADE_UP),
+        (OWN | dict.fromkeys(range(90), FAR), causes.OTHER_INPUTS),
         (dict.fromkeys(OWN, NEAR), causes.LITTLE_APART),
         ({**OWN, 3: NEAR, 7: NEAR}, causes.LITTLE_APART),
         (dict.fromkeys(OWN, "no base64"), causes.UNREADABLE),
@@ -100,7 +102,18 @@ NEAR = vector(0.5, -0.5, 0.5, -0.45)
         ({**OWN, 3: FAR}, None),
         (OWN, None),
     ],
-    ids=["other", "some", "little", "few little", "unreadable", "missing", "no fraud", "honest"],
+    ids=[
+        "other",
+        "some",
+        "89 of 100",
+        "90",
+        "little",
+        "few little",
+        "unreadable",
+        "missing",
+        "no fraud",
+        "honest",
+    ],
 )
 def test_the_pattern_of_a_fraud_speaks_for_a_cause(
     received: dict[int, str], cause: str | None

@@ -88,6 +88,11 @@ def test_what_the_chain_sends_is_enough() -> None:
     }  # fmt: skip
 
 
+def test_batches_of_0_are_the_nodes_own_size() -> None:
+    assert DecodeBody.model_validate(decode_body(batch_size=0)).batch_size == 0
+    assert DecodeRoundBody.model_validate(decode_body(batch_size=0)).batch_size == 0
+
+
 def test_stronger_inputs_are_not_asked_for() -> None:
     plain, stronger = decode_body(), decode_body(poc_stronger_rng=True)
     assert DecodeBody.model_validate(stronger).spec() == DecodeBody.model_validate(plain).spec()
