@@ -44,6 +44,13 @@ def test_a_margin_at_the_threshold_is_none(margin: float, mismatch: bool) -> Non
     assert judge([1], [(1, margin)], 5, StatTest())["per_nonce"][0]["mismatch"] is mismatch
 
 
+def test_a_p_value_at_the_threshold_is_no_fraud() -> None:
+    p_value = judge([1], [(2, 0.3)], 5, StatTest())["p_value"]
+    for threshold, is_fraud in ((p_value, False), (p_value * 1.001, True)):
+        verdict = judge([1], [(2, 0.3)], 5, StatTest(fraud_threshold=threshold))
+        assert verdict["fraud_detected"] is is_fraud
+
+
 def spec(**options: Any) -> ProofSpec:
     return ProofSpec(
         scheme="decode",
