@@ -174,6 +174,15 @@ def test_a_body_of_which_nothing_more_comes_gives_way_to_those_of_its_own_client
     assert stalled.gave_way
 
 
+def test_only_the_first_64_kib_of_a_body_are_taken_without_room() -> None:
+    room = Room(MOST)
+    assert room.add(room.begin("greedy"), MOST, is_last=True)
+    body = room.begin("other")
+    assert room.add(body, 40 * 1024, is_last=False)
+    assert not room.add(body, 24 * 1024 + 1, is_last=False)
+    assert room.add(body, 24 * 1024, is_last=False)
+
+
 def test_of_those_with_the_largest_share_the_slowest_gives_way() -> None:
     clock = Clock()
     room = Room(MOST, clock)

@@ -30,6 +30,13 @@ def test_one_invalid_distance_of_one_is_a_fraud() -> None:
     assert verdict.fraud_detected
 
 
+def test_a_probability_at_the_threshold_is_no_fraud() -> None:
+    probability = judge_distances([1.0], [1.6], r_target=1.5).probability_honest
+    for threshold, is_fraud in ((probability, False), (probability * 1.001, True)):
+        verdict = judge_distances([1.0], [1.6], r_target=1.5, fraud_threshold=threshold)
+        assert verdict.fraud_detected is is_fraud
+
+
 def test_no_distances_are_no_fraud() -> None:
     verdict = judge_distances([], [], r_target=1.4)
     assert (verdict.n_total, verdict.probability_honest, verdict.fraud_detected) == (0, 1.0, False)
