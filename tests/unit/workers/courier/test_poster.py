@@ -179,7 +179,7 @@ def test_what_anybody_may_read_does_not_tell_which_ports_are_open(behave: Behavi
     assert result.details not in ("", UNREACHABLE)
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
+@pytest.mark.parametrize("status", [300, 301, 302, 307, 308])
 def test_a_redirect_is_not_followed_and_not_a_delivery(status: int) -> None:
     followed: list[bytes] = []
     with receiver(answers(TAKEN, followed)) as elsewhere:
