@@ -48,8 +48,14 @@ def test_the_states_are_those_of_the_protocol(client: TestClient) -> None:
             distance_body(callback_url=URL, batch_size=16, fraud_threshold=0.05),
             {"model": MODEL, "use_sign_flips": True, "use_layer_hooks": False},
         ),
+        (
+            distance_body(
+                callback_url=URL, batch_size=16, fraud_threshold=0.05, use_layer_hooks=True
+            ),
+            {"model": MODEL, "use_sign_flips": False},
+        ),
     ],
-    ids=["artifacts", "distances"],
+    ids=["artifacts", "distances", "of layer hooks"],
 )
 def test_the_status_shows_a_rounds_config_in_its_own_words(
     client: TestClient, rounds: RoundStore, sent: dict[str, Any], added: dict[str, Any]
