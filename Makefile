@@ -91,7 +91,7 @@ patience: setup ## an engine under too much chat and one that stands still, with
 docker: setup ## all images, compose.yaml, and the swap with MLNode, on a Docker engine, of its own where none answers
 	@bash tests/docker/engine.sh $(BIN)/python -m pytest -v -s -n 0 tests/docker
 
-mutants: setup ## which mutations of the product the unit tests do not find (MUTANTS=300 SEED=1); hours
+mutants: setup ## which mutations of the product the unit tests do not find (MUTANTS=300 SEED=1): an hour on 2 cores
 	@$(PYTHON) -m venv build/mutants && build/mutants/bin/python -m pip install --quiet "cosmic-ray>=8.7,<9"
 	@build/mutants/bin/python scripts/mutants.py -n $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
