@@ -3,6 +3,7 @@
 import ctypes
 import gzip
 import json
+import random
 import zlib
 from collections.abc import Callable, Iterator
 from unittest.mock import AsyncMock
@@ -64,6 +65,11 @@ class TestEach:
         )
         chat = ENCODINGS[encoding](b'{"model": "x"}')
         assert api.post(CHAT, content=chat, headers=headers(encoding)).status_code == READ
+
+    def test_of_much_that_hardly_shrinks_is_whole(self, api: TestClient, encoding: str) -> None:
+        chat = json.dumps({"model": random.Random(0).randbytes(100_000).hex()}).encode()
+        answer = api.post(CHAT, content=ENCODINGS[encoding](chat), headers=headers(encoding))
+        assert answer.status_code == READ
 
     def test_of_several_members_is_one_body(self, api: TestClient, encoding: str) -> None:
         if encoding == "deflate":

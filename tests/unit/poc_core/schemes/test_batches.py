@@ -78,6 +78,15 @@ def test_claims_are_judged_in_one_pass_as_step_by_step(own: bool) -> None:
     assert found[0] == [0, 0.0]
 
 
+@pytest.mark.parametrize("n_steps", [3, 4])
+def test_a_claim_of_another_length_is_wrong(n_steps: int) -> None:
+    chains = run(batch_of(max_tokens=n_steps))
+    chains[1] = chains[1][:-1]
+    claims = {str(nonce): chain for nonce, chain in zip(NONCES, chains, strict=True)}
+    found = run(batch_of(max_tokens=n_steps, enforced=claims))
+    assert [value[0] for value in found] == [0, n_steps + 1, 0, 0, 0]
+
+
 def test_passes_are_parts_and_then_steps() -> None:
     batch = batch_of(2)
     assert [batch.order.members(step) for step in range(4)] == [

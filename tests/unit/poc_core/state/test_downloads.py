@@ -23,6 +23,13 @@ def start(store: DownloadStore, repo: str = REPO) -> Download:
     return started
 
 
+def test_a_download_is_kept_for_a_week(store: DownloadStore, redis: Redis) -> None:
+    started = start(store)
+    for _ in range(2):
+        assert max(int(redis.ttl(key)) for key in redis.scan_iter("*")) == 7 * 24 * 3600
+        store.end(started)
+
+
 def test_a_download_that_ended_tells_how(store: DownloadStore) -> None:
     assert store.end(start(store))
     assert store.end(start(store, "acme/other"), "HTTPError: 401")

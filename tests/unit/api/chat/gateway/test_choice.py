@@ -72,6 +72,16 @@ class TestChoice:
         node.chat()
         assert (len(busy.received), len(idle.received)) == (0, 1)
 
+    def test_a_conversation_stays_with_its_worker(self, node: Node) -> None:
+        workers = [node.start(name, answers) for name in ("w1", "w2")]
+        messages = [{"role": "user", "content": "Tell me of the sea. " * 100}]
+        node.chat(messages=messages)
+        (used,) = (worker for worker in workers if worker.received)
+        node.services.workers.heartbeat(replace(used.record, stats={"chat_active": 5}))
+        node.services.gateway.workers = ChatWorkers(node.services.workers, 0.0)
+        node.chat(messages=messages)
+        assert len(used.received) == 2
+
     def test_own_requests_count_at_once(self, api: httpx.Client, start: Start) -> None:
         release = threading.Event()
 

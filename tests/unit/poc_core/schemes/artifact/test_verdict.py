@@ -83,6 +83,9 @@ def test_a_verdict_tells_the_distances_it_rests_on() -> None:
     assert (found.histogram[0], found.histogram[-1]) == ((1e-4, len(OWN) - 2), (1.0, 1))
     assert sum(n for _, n in found.histogram) == len(OWN) - 1
     assert compare({1: OWN[1]}, {1: ""}, K_DIM).distances is None
+    beyond = compare(OWN, {**OWN, 7: vector(-3.0, 3.0, -3.0, 3.0)}, K_DIM).distances
+    assert beyond is not None
+    assert beyond.histogram[-1] == (2.0, 1)
 
 
 NEAR = vector(0.5, -0.5, 0.5, -0.45)
