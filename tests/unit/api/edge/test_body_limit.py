@@ -195,6 +195,17 @@ def test_of_those_with_the_largest_share_the_slowest_gives_way() -> None:
     assert (slow.gave_way, fast.gave_way) == (True, False)
 
 
+def test_a_client_has_the_share_of_the_bodies_that_have_not_ended() -> None:
+    room = Room(MOST)
+    ended, greedy, small = room.begin("greedy"), room.begin("greedy"), room.begin("small")
+    assert room.add(ended, LARGEST, is_last=False)
+    assert room.add(greedy, MOST // 2, is_last=False)
+    room.end(ended)
+    assert room.add(small, LARGEST, is_last=False)
+    assert room.add(room.begin("other"), 2 * LARGEST, is_last=False)
+    assert (small.gave_way, greedy.gave_way) == (False, True)
+
+
 def test_a_body_that_is_whole_never_gives_way() -> None:
     room = Room(MOST)
     assert room.add(room.begin("greedy"), MOST, is_last=True)
