@@ -1,7 +1,7 @@
 """Mutations of the product that the unit tests should find: `make mutants` (MUTANTS=300 SEED=1).
 
-cosmic-ray draws mutations and makes one at a time in a copy of the tracked files, where the unit
-tests of the mutated package run; each core has a copy. Mutations that the tests do not find are
+cosmic-ray makes one drawn mutation at a time in a copy of the tracked files, and runs the unit
+tests of the mutated package. Each core has a copy. Mutations that the tests do not find are
 printed. Lua is left out.
 """
 
