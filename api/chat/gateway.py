@@ -104,6 +104,11 @@ class _Way:
         self.was_sent |= event == "http11.send_request_body.complete"
         self.is_answered |= event == "http11.receive_response_headers.complete"
 
+    @property
+    def worker_failed(self) -> bool:
+        """Whether an error is the worker's: not if it had only closed an idle connection."""
+        return self.is_new or self.is_answered
+
 
 class Gateway:
     """Forwards requests to workers, and sends a request again if its worker dies.
@@ -148,9 +153,8 @@ class Gateway:
                         try:
                             return await _looked_up(client, _url(worker, path), sent, way)
                         except httpx.TransportError:
-                            if way.is_new or way.is_answered:
+                            if way.worker_failed:
                                 raise
-                            # An idle connection that the worker had closed.
         except TimeoutError:
             raise httpx.ReadTimeout(f"no answer within {_LOOKUP_TIMEOUT_S:g} s") from None
 
@@ -243,9 +247,8 @@ class Gateway:
                 return response, first, chunks
             except httpx.TransportError as error:
                 was_sent |= way.was_sent
-                if way.is_new or way.is_answered:
+                if way.worker_failed:
                     raise LostError(repr(error), was_sent) from error
-                # An idle connection that the worker had closed: the worker itself may be fine.
 
     async def _body(
         self,

@@ -188,6 +188,7 @@ def test_a_client_that_leaves_is_noticed_whatever_it_sent_behind_its_request(
 ) -> None:
     connection = connect(b"GET /waits HTTP/1.1\r\nHost: x\r\n\r\n")
     wait_until(lambda: any(one.cycle for one in of(server, connection)), "the request")
+    wait_until(lambda: server.server_state.tasks, "its handler")
     connection.sendall(behind)
     if behind != TOO_LARGE:  # for which the server closes the connection
         wait_until(lambda: len(of(server, connection)[0].pipeline) == bool(behind), "what follows")
