@@ -220,7 +220,7 @@ def test_a_stranger_neither_joins_nor_disturbs(group: Any, said: bytes, answered
     heading = hosts.head()
     try:
         answer = hosts.stranger(said)
-    except ConnectionResetError:
+    except OSError:  # the head closed the connection before everything was sent
         answer = b""
     assert answered in answer
     assert answered or not answer
