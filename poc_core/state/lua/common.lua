@@ -331,9 +331,11 @@ local function close_round(round, state, now, ttl)
     redis.call('HSET', outbox, 'closed', '1')
     redis.call('EXPIRE', outbox, ttl)
     redis.call('EXPIRE', outbox .. ':entries', ttl)
-    if redis.call('HEXISTS', outbox, 'failures') == 0 and redis.call('LLEN', outbox .. ':entries') > 0 then
-      redis.call('HSET', outbox, 'next_at', now)
-      due_outbox(id, now, ttl)
+    if redis.call('HEXISTS', outbox, 'failures') == 0 then
+      redis.call('HSET', outbox, 'next_at', now) -- also for values that a worker still computes
+      if redis.call('LLEN', outbox .. ':entries') > 0 then
+        due_outbox(id, now, ttl)
+      end
     end
   end
 end

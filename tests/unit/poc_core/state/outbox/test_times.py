@@ -63,6 +63,16 @@ def test_the_last_values_of_a_stopped_round_do_not_wait_for_an_interval(
     assert nonces_of(box.take(waiting.round_id)) == [4, 5, 6, 7]
 
 
+def test_nor_do_they_when_all_before_them_was_delivered_before_the_stop(
+    box: Box, waiting: RoundRecord
+) -> None:
+    in_hand = box.lease(waiting, 4)
+    box.outbox.delivered(box.take(waiting.round_id))
+    box.rounds.switch(waiting, RoundState.STOPPED)
+    complete_lease(box.rounds, in_hand, "w1", [f"v{nonce}" for nonce in in_hand.nonces])
+    assert nonces_of(box.take(waiting.round_id)) == [4, 5, 6, 7]
+
+
 def test_a_full_payload_follows_at_once(box: Box, waiting: RoundRecord) -> None:
     for _ in range(5):
         box.compute(waiting)
