@@ -43,13 +43,18 @@ end
 local NONCE_S, MOST_S = 0.1, 600
 
 -- Adds a job to its model's line, the queue of jobs with batches to lease: validations first, then older and smaller
--- jobs first. Returns true if the job was missing in the line.
+-- jobs first. Returns true if the job was missing in the line. The job's hash must have its TTL.
 local function join_line(job)
   local model, kind, created_at, n_total = unpack(redis.call('HMGET', job, 'model', 'kind', 'created_at', 'n_total'))
   local later = math.min(NONCE_S * (tonumber(n_total) or 0), MOST_S)
   local score = tonumber(created_at) + later - (kind == 'validate' and 1e10 or 0)
   local id = string.sub(job, #'poc:job:' + 1)
-  return redis.call('ZADD', 'poc:jobs:line:' .. model, 'NX', string.format('%.6f', score), id) == 1
+  local line = 'poc:jobs:line:' .. model
+  local is_new = redis.call('ZADD', line, 'NX', string.format('%.6f', score), id) == 1
+  if redis.call('TTL', line) < 0 then -- the line was empty
+    redis.call('EXPIRE', line, redis.call('TTL', job))
+  end
+  return is_new
 end
 
 -- Moves a lease of a job or round (`work`) from :leases to :free. Requests get free leases before new batches/nonces.

@@ -89,7 +89,6 @@ for first = 0, n_batches - 1, CHUNK do
 end
 redis.call('INCRBY', 'poc:queued_nonces', string.format('%d', n_total))
 redis.call('ZADD', 'poc:jobs:active:' .. model, now, job_id)
-join_line(job)
 redis.call('SADD', 'poc:jobs:models', model)
 redis.call('LPUSH', 'poc:jobs:newest', job_id)
 redis.call('LTRIM', 'poc:jobs:newest', 0, 99)
@@ -99,4 +98,5 @@ if most_callbacks ~= '' then -- counted before the job is computed, because a co
   redis.call('EXPIRE', 'poc:outbox:of_jobs', ttl)
 end
 touch(job, ttl)
+join_line(job)
 return {'stored'}

@@ -30,7 +30,6 @@ local function look(id)
   end
   if n_todo > redis.call('HLEN', job .. ':leases') and join_line(job) then
     redis.call('HDEL', job, 'next')
-    redis.call('EXPIRE', 'poc:jobs:line:' .. redis.call('HGET', job, 'model'), redis.call('TTL', job))
   end
   local freed = free_lost(job)
   n_freed = n_freed + #freed

@@ -19,11 +19,13 @@ from tests.harness.samples import (
     complete_batch,
     known,
     lease_batch,
+    leased,
     new_job,
     pending,
     release_batch,
     result_body,
     round_config,
+    work_of,
 )
 from tests.harness.stored_jobs import Serve, compute, lease_next, read, status
 
@@ -207,6 +209,10 @@ def test_every_key_has_a_ttl_at_every_step(jobs: JobStore, redis: Redis) -> None
     release_batch(jobs, job_id, 0, "w1", lost_engine=True)
     assert_all_expire()
     compute(jobs, job_id, 1)
+    assert_all_expire()
+    last = leased(lease_batch(jobs, job_id, 0, "w1"))
+    assert lease_next(jobs) == []  # the line is empty
+    work_of(jobs).release(last)
     assert_all_expire()
     jobs.recount()
     jobs.fail(job_id, "broken")
