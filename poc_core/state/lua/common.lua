@@ -206,6 +206,12 @@ local function short_id(id)
   return string.sub(id, 1, 8)
 end
 
+-- Shortens a UTF-8 text for an event to at most 300 bytes, between two characters.
+local function shortened(text)
+  local kept = string.sub(text, 1, 300)
+  return string.match(text, '^[\128-\191]', 301) and string.gsub(kept, '[\192-\255][\128-\191]*$', '') or kept
+end
+
 -- Ends an active job with this status. Keeps only the job's hash, for `ttl` seconds. Subtracts the job's uncomputed
 -- nonces from the queued nonces.
 local function retire(job, status, now, ttl)

@@ -24,7 +24,7 @@ if why ~= '' then
 end
 if outcome == 'failed' then
   if redis.call('HINCRBY', outbox, 'failures', 1) == 1 then
-    note_event('receiver', 'A payload of ' .. short_id(id) .. ' was not taken: ' .. string.sub(why, 1, 300), id, now)
+    note_event('receiver', 'A payload of ' .. short_id(id) .. ' was not taken: ' .. shortened(why), id, now)
   end
   redis.call('HSETNX', outbox, 'failing_since', now)
   redis.call('HSET', outbox, 'next_at', next_at)
@@ -52,7 +52,7 @@ end
 redis.call('HINCRBY', outbox, outcome, ended)
 redis.call('HINCRBY', outbox, 'number', 1)
 if redis.call('HDEL', outbox, 'failures') == 1 then
-  local what = outcome == 'delivered' and ' was taken after all.' or ' is given up: ' .. string.sub(why, 1, 300)
+  local what = outcome == 'delivered' and ' was taken after all.' or ' is given up: ' .. shortened(why)
   note_event('receiver', 'A payload of ' .. short_id(id) .. what, id, now)
 end
 redis.call('HDEL', outbox, 'in_flight', 'in_flight_artifacts', 'failing_since')

@@ -48,6 +48,6 @@ elseif state == 'FAILED' then
   end
   if redis.call('HSETNX', deployment, 'error', error) == 1 then
     redis.call('HSET', deployment, 'settled_at', now)
-    note_event('deployment', model .. ' cannot be served: ' .. string.sub(error, 1, 300), model, now)
+    note_event('deployment', model .. ' cannot be served: ' .. shortened(error), model, now)
   end
 end

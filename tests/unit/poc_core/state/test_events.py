@@ -152,6 +152,20 @@ def test_a_model_that_no_host_can_serve_is_told(
     assert told(events)[0] == ("deployment", "tiny-llama cannot be served: no room")
 
 
+def test_a_long_reason_ends_between_two_characters(
+    events: Events, redis: Redis, settings: Settings, clock: Clock
+) -> None:
+    store = DeploymentStore(redis, settings, clock)
+    report = HostReport(id="h1-7", host="h1", state=HostState.IDLE, generation=0)
+    store.report(report)
+    store.deploy(Deployment(model="tiny-llama"))
+    clock.now += 1
+    failed = {"generation": 1, "state": HostState.FAILED, "model": "tiny-llama"}
+    store.report(report.model_copy(update=failed | {"error": "x" + 200 * "é"}))
+    why = "x" + 149 * "é"
+    assert told(events)[0] == ("deployment", f"tiny-llama cannot be served: {why}")
+
+
 def test_a_receiver_in_trouble_is_told_once_and_its_return_too(
     events: Events, rounds: RoundStore, outbox: Outbox, clock: Clock
 ) -> None:
