@@ -147,7 +147,12 @@ class Outbox(Store):
                 f"Retention ended (POC_CALLBACK_RETENTION_SEC, {ttl_s} s): the undelivered data"
                 f" of {outbox_id} is deleted."
             )
-        counted = self._redis.lrange(key + ":entries", 0, int(found[3]) - 1)
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hget(key, "token")
+            pipe.lrange(key + ":entries", 0, int(found[3]) - 1)
+            holder, counted = pipe.execute()
+        if holder != token.encode():
+            return None  # the lock has ended, and the entries may be those of the next payload
         return readable(
             f"outbox {outbox_id!r}", lambda: _delivery(outbox_id, token, found, counted)
         )

@@ -1,6 +1,7 @@
 """What waits for receivers: payloads that stay what they are until they are delivered."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from poc_core.fields import MAX_NONCE
 from poc_core.records import RoundRecord, RoundState
 from poc_core.state.outbox import LAST_BACKOFF_S, Delivery, Outbox
 from tests.harness.outbox import URL, Box, content, nonces_of
-from tests.harness.samples import DISTANCE_SPEC, K_DIM, complete_lease
+from tests.harness.samples import DISTANCE_SPEC, K_DIM, complete_lease, known
 from tests.harness.stored import n_outboxes
 
 pytestmark = pytest.mark.usefixtures("a_worker")
@@ -89,6 +90,23 @@ def test_a_payload_stays_the_same_when_its_courier_died(box: Box, waiting: Round
     box.compute(waiting)
     box.clock.now += box.outbox.lock_s
     assert box.take(waiting.round_id).body == died_with.body
+
+
+def test_a_lock_that_ended_before_the_entries_were_read_gives_no_payload(
+    box: Box, waiting: RoundRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock: Any = box.outbox._take  # noqa: SLF001
+
+    def lock_and_pause(*given: Any) -> Any:
+        found = lock(*given)
+        box.compute(waiting)
+        box.clock.now += box.outbox.lock_s
+        other = Outbox(box.redis, box.settings, box.clock)
+        assert other.delivered(known(other.take(waiting.round_id)))
+        return found
+
+    monkeypatch.setattr(box.outbox, "_take", lock_and_pause)
+    assert box.outbox.take(waiting.round_id) is None
 
 
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["delivered", "dropped"])
