@@ -155,6 +155,7 @@ class Work:
 
     def release(self, lease: records.Lease, lost_engine: bool) -> None:
         try:
+            self._store_done()  # a lost engine ends the process after the last release
             self._store.release(lease, lost_engine)
         except RedisError as error:  # heartbeats stop listing the lease, which frees it
             logger.warning("could not give back a lease of %s: %s", lease.owner_id, error)

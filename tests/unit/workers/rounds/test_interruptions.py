@@ -5,17 +5,18 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import fakeredis
 import pytest
+from pydantic import JsonValue
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from poc_core.records import RoundRecord, RoundState
+from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
 from poc_core.state import entries, scripts
 from poc_core.state.rounds import RoundStore
@@ -35,6 +36,7 @@ from tests.peers.fake_engine import FakeEngine
 from workers.chat_gate import ChatGate
 from workers.engines.base import EngineLostError
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
+from workers.work import Work
 
 TWO_LEASES = 100  # bytes: more than a lease of 4 nonces takes in the outbox, less than two do
 
@@ -212,6 +214,37 @@ def test_a_lost_engine_ends_the_process_and_its_lease_goes_to_another(
     assert in_outbox(redis, record) == list(range(8))
     assert rounds.generating(MODEL) == record.round_id
     assert list(take(rounds, record, "w2").nonces) == [8, 9, 10, 11]
+
+
+@pytest.mark.usefixtures("exits")
+def test_what_was_computed_before_the_engine_was_lost_is_stored(
+    runner: RoundSteps,
+    engine: FakeEngine,
+    redis: Redis,
+    record: RoundRecord,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_lost = threading.Event()
+    complete = Work.complete
+
+    def lose() -> None:
+        is_lost.set()
+        raise EngineLostError("The engine does not answer.")
+
+    def check() -> None:
+        if is_lost.is_set():
+            raise EngineLostError("The engine does not answer.")
+
+    def complete_late(work: Work, lease: Lease, values: Sequence[JsonValue]) -> None:
+        complete(work, lease, values)
+        assert is_lost.wait(60)
+
+    engine.events[1] = lose
+    monkeypatch.setattr(engine, "check", check)
+    monkeypatch.setattr(Work, "complete", complete_late)
+    with pytest.raises(SystemExit):
+        runner.step(record.round_id)
+    assert in_outbox(redis, record) == [0, 1, 2, 3]
 
 
 def test_an_engine_that_refuses_the_spec_stops_the_round_with_its_words(
