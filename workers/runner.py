@@ -124,9 +124,14 @@ class Runner:
         """Submits micro-batches until the engine has enough. Returns False if the run must end."""
         while sum(len(unit.micro_batches) for unit in self._units) < self._proofs.depth:
             if not self._units or not self._units[-1].waiting:
+                if self._units and self._units[-1].leases[0].alone:
+                    return True
                 leases = self._source.next(self.held)
                 if not leases:
                     return leases is not None
+                if self._units and leases[0].alone:  # leased again when no other lease is held
+                    self._source.release(leases[0], lost_engine=False)
+                    return True
                 nonces = [nonce for lease in leases for nonce in lease.nonces]
                 self._units.append(_Unit(leases, nonces))
             if not self._submit(self._units[-1]):

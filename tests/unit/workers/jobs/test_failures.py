@@ -1,6 +1,7 @@
 """Engines and workers that fail with a batch."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from redis.exceptions import ConnectionError
 
 from poc_core.records import JobStatus, Lease
 from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 from poc_core.state.work import WorkStore
 from tests.harness.job_turns import artifacts, expected, job_of, read, validation
-from tests.harness.samples import OTHER_SPEC, new_job, pending
+from tests.harness.samples import OTHER_SPEC, new_job, pending, work_of, worker_record
 from tests.peers.fake_engine import FakeEngine, break_down
-from workers.engines.base import EngineLostError
-from workers.proofs import ENGINE_LOST_STATUS
+from workers.engines.base import EngineLostError, Tick, TickResult
+from workers.proofs import ENGINE_LOST_STATUS, Proofs
 from workers.work import Work
 
 
@@ -111,6 +113,31 @@ def test_an_engine_that_fails_again_and_again_is_replaced(
         runner.run()
     assert ended.value.code == ENGINE_LOST_STATUS
     assert [read(jobs, job_id).status for job_id in (first, second)] == [JobStatus.RUNNING] * 2
+
+
+class Deadly(FakeEngine):
+    """A batch of OTHER_SPEC loses it."""
+
+    def tick(self, tick: Tick) -> TickResult:
+        if any(one.spec == OTHER_SPEC for one in tick.begin):
+            raise EngineLostError("The engine does not answer.")
+        return super().tick(tick)
+
+
+@pytest.mark.usefixtures("exits")
+def test_a_batch_that_kills_its_workers_fails_no_other_job(
+    jobs: JobStore, workers: WorkerRegistry
+) -> None:
+    deadly = jobs.create(job_of(OTHER_SPEC, [9]))
+    others = [jobs.create(new_job([n])) for n in range(2)]
+    for name in ("w1", "w2", "w3", "w4"):
+        workers.heartbeat(worker_record(name))
+        proofs = Proofs(Deadly())
+        with suppress(SystemExit):
+            Work(proofs, work_of(jobs, name)).run()
+        proofs.stop()
+    assert read(jobs, deadly).status == JobStatus.FAILED
+    assert {read(jobs, job_id).status for job_id in others} == {JobStatus.COMPLETED}
 
 
 def test_a_batch_that_cannot_be_stored_fails_its_job_and_no_other(
