@@ -78,7 +78,8 @@ class Contract(ABC):
         These limits allow at most half of that micro-batch. `part`: the most nonces in one of its
         forward passes.
         """
-        tokens = max(1, part * self.passes(spec).rows // 2)
+        rows = self.passes(spec).rows
+        tokens = max(rows, part * rows // 2)  # fewer would refuse even one nonce
         return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
 
     def passes(self, spec: records.ProofSpec) -> records.Passes:

@@ -113,6 +113,18 @@ def test_a_chain_without_memory_halves_its_forwards_and_what_it_keeps(ends: Ends
     assert ends.values == {0: values(CHAIN, range(7))}
 
 
+def test_forwards_of_one_nonce_are_not_halved(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.info = ChainLimits(kept_tokens=4096, kept_block=32).on(
+        dataclasses.replace(engine.info, max_batch_tokens=64)
+    )
+    engine.events[0] = out_of_memory
+    ends.fly(engine, range(4), spec=CHAIN, limit_ms=None)
+    assert engine.info.max_batch_tokens == 64  # with fewer the engine would refuse every nonce
+    assert ChainLimits.of(engine.info).kept_tokens == 2 * 96
+    assert ends.values == {0: values(CHAIN, range(4))}
+
+
 def test_the_largest_of_those_under_way_is_halved(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2)
     pipeline = pipeline_of(engine)
