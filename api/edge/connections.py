@@ -260,7 +260,8 @@ class _Limited(HttpToolsProtocol):
             return  # a trailer after the body does not change the request
         if len(self.headers) >= MOST_HEADERS:
             self._exceeds(f"A request may have {MOST_HEADERS} headers.")
-        super().on_header(name, value)
+        # The parser leaves the whitespace behind a value (RFC 9110, 5.5).
+        super().on_header(name, value.rstrip(b" \t"))
 
     def on_headers_complete(self) -> None:
         self._headers_done = True
@@ -281,8 +282,6 @@ class _Limited(HttpToolsProtocol):
         if self.pipeline:
             # uvicorn has paused reading. But then nothing notices that the client disconnects.
             self.flow.resume_reading()
-        if self.expect_100_continue:
-            self._start()
 
     def on_body(self, body: bytes) -> None:
         if len(self.cycle.body) + len(body) > _HELD_BYTES:
@@ -369,10 +368,11 @@ class _Limited(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Delays the request's handler until the body, or more than 8 KiB of it, has arrived.
 
-        A handler that waits for its body takes ten times the memory of the headers alone.
+        A handler that waits for its body takes ten times the memory of the headers alone. A client
+        that expects 100 sends its body only after the handler has started.
         """
         self._answered = cycle
-        if self._headers_done and cycle is self.cycle:
+        if self._headers_done and cycle is self.cycle and not cycle.waiting_for_100_continue:
             self._starts = partial(super()._start_asgi_task, cycle, app)
         else:
             super()._start_asgi_task(cycle, app)

@@ -112,6 +112,11 @@ def test_a_trailer_stays_here(port: int, worker: FakeWorker) -> None:
     } == set()
 
 
+def test_blanks_behind_a_value_do_not_belong_to_it(port: int, worker: FakeWorker) -> None:
+    assert b" 200 " in ask(port, chat("X-One: 1 \t")).split(b"\r\n")[0]
+    assert worker.received[0].values("x-one") == ["1"]
+
+
 def test_a_worker_knows_its_gateway_and_no_client_can_say_it_is(
     port: int, worker: FakeWorker
 ) -> None:

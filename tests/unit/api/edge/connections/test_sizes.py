@@ -172,8 +172,20 @@ def test_little_of_a_body_is_read_before_it_is_asked_for(loop: Literal["auto", "
         assert rest(connection).endswith(bytes(1_000_000))
 
 
-def test_a_client_that_waits_to_be_told_sends_its_body_then(connect: Connect) -> None:
-    connection = connect(POST.removesuffix(b"\r\n") + b"Expect: 100-continue\r\n\r\n")
+@pytest.mark.parametrize("blank", [b"", b" "])
+def test_a_client_that_waits_to_be_told_sends_its_body_then(connect: Connect, blank: bytes) -> None:
+    connection = connect(POST.removesuffix(b"\r\n") + b"Expect: 100-continue%s\r\n\r\n" % blank)
     assert status(connection.recv(10_000)) == 100
     connection.sendall(b"0123456789")
     assert status(connection.recv(10_000)) == 200
+
+
+def test_a_client_that_waits_behind_an_answer_is_told_after_it(connect: Connect) -> None:
+    waits = POST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
+    connection = connect(GET + b"\r\n" + waits)
+    answer = b""
+    while b"HTTP/1.1 100" not in answer:
+        answer += connection.recv(10_000)
+    connection.sendall(b"0123456789")
+    assert status(answer) == 200
+    assert rest(connection).endswith(b"0123456789")
