@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -14,6 +15,8 @@ logger = logging.getLogger(__name__)
 _MIB = 1024 * 1024
 # Seconds for which a reading is cached, because NVML takes milliseconds per GPU.
 _FRESH_S = 10.0
+# Seconds for which `now` waits for a reading on another thread.
+_PATIENCE_S = 1.0
 
 
 class Gpu(BaseModel):
@@ -70,21 +73,35 @@ class GpuWatch:
         self._read_at = float("-inf")
         self.latest = MachineGpus()  # as last read; reading them can hang with the driver
         self._failed = False
+        self._one_reads = threading.Lock()  # a driver that hangs must not hold further threads
 
     def now(self) -> MachineGpus:
-        """Returns the GPUs as read at most _FRESH_S seconds ago; no GPUs if the driver fails."""
-        if self._clock() - self._read_at > _FRESH_S:
+        """Returns the GPUs as read at most _FRESH_S seconds ago; no GPUs if the driver fails.
+
+        While the driver hangs, one call does not return; all others return the last reading.
+        """
+        if self._is_old() and self._one_reads.acquire(timeout=_PATIENCE_S):
             try:
-                self.latest = read(self._host)
-            except Exception as error:
-                self.latest = MachineGpus()
-                if not self._failed:
-                    logger.warning("NVML fails, so the GPUs are not reported: %r", error)
-                self._failed = True
-            else:
-                self._failed = False
-            self._read_at = self._clock()
+                if self._is_old():
+                    self._read()
+            finally:
+                self._one_reads.release()
         return self.latest
+
+    def _is_old(self) -> bool:
+        return self._clock() - self._read_at > _FRESH_S
+
+    def _read(self) -> None:
+        try:
+            self.latest = read(self._host)
+        except Exception as error:
+            self.latest = MachineGpus()
+            if not self._failed:
+                logger.warning("NVML fails, so the GPUs are not reported: %r", error)
+            self._failed = True
+        else:
+            self._failed = False
+        self._read_at = self._clock()
 
 
 def read(host: str) -> MachineGpus:

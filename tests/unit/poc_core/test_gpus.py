@@ -1,6 +1,8 @@
 """What NVML tells of a machine."""
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -133,3 +135,28 @@ def test_a_driver_that_fails_as_a_whole_is_said_once_and_asked_again(
             clock.now += 11
     assert caplog.text.count("version mismatch") == 1
     assert len(watch.now().devices) == 2
+
+
+def test_a_driver_that_hangs_holds_one_thread_only(
+    library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+    watch = GpuWatch("here", clock := Clock())
+    before = watch.now()
+    clock.now += 11
+
+    def hang() -> int:
+        hangs.set()
+        goes_on.wait(60)
+        return 1
+
+    monkeypatch.setattr(library, "nvmlDeviceGetCount", hang)
+    monkeypatch.setattr("poc_core.gpus._PATIENCE_S", 0.01)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(watch.now)
+        try:
+            assert hangs.wait(60)
+            assert threads.submit(watch.now).result(10) == before
+        finally:
+            goes_on.set()
+        assert len(first.result(60).devices) == 1
