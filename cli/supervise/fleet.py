@@ -51,7 +51,17 @@ class Fleet:
         self.stages = StartStages(len(self.environments), self.announce)
 
     def start(self, env: Mapping[str, str]) -> None:
-        """Starts the workers. `env`: variables for all, such as the Redis url with its password."""
+        """Starts the workers. `env`: variables for all, such as the Redis url with its password.
+
+        If one worker cannot be started, kills the others and raises the error.
+        """
+        try:
+            self._start(env)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, env: Mapping[str, str]) -> None:
         for own, slot in zip(self.environments, slots(self.environments), strict=True):
             spec = processes.ChildSpec(
                 f"{self.host}/{slot}",
@@ -67,8 +77,8 @@ class Fleet:
                 hopeless=log_patterns.why_hopeless,
             )
             child = processes.Child(spec, self._hear, self.announce)
-            child.start()
             self.children.append(child)
+            child.start()
 
     def _hear(self, name: str, line: str) -> None:
         found = log_patterns.LEFT_OUT.search(line)

@@ -308,11 +308,11 @@ class Follower:
             return
         try:
             self._fleet = self.start_fleet(plan.options, plan.own)
-        except ProoflineError as error:
-            self._error = str(error)
+        except Exception as error:  # a system error too: otherwise this host would start forever
+            self._error = str(error) if isinstance(error, ProoflineError) else repr(error)
             if plan.own:
                 raise
-            self.announce(f"{plan.options.name} cannot be served: {error}")
+            self.announce(f"{plan.options.name} cannot be served: {self._error}")
 
     def _describe(self) -> deployments.HostReport:
         plan, fleet = self._plan, self._fleet

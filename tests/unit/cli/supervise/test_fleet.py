@@ -4,8 +4,12 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+import pytest
+
 from cli.supervise import fleet
 from cli.supervise.fleet import Fleet, telling_lines
+from cli.supervise.processes import Child
 from tests.harness.waiting import wait_until
 
 
@@ -87,3 +91,22 @@ def test_what_the_workers_go_without_is_told_once() -> None:
         assert {line.split()[0] for line in heard} == {"h1/cpu0", "h1/cpu1"}
     finally:
         fleet.stop()
+
+
+def test_a_worker_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+    start = Child.start
+    pids: list[int] = []
+
+    def start_one(child: Child) -> None:
+        if pids:
+            raise RuntimeError("can't start new thread")
+        start(child)
+        wait_until(lambda: child.pid, "the first worker")
+        pids.append(child.pid or 0)
+
+    monkeypatch.setattr(Child, "start", start_one)
+    fleet = Fleet("h1", lambda: sleeps, [{}, {}], 0, lambda *_: None, lambda _: None)
+    with pytest.raises(RuntimeError):
+        fleet.start({})
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the first worker's end")

@@ -7,6 +7,7 @@ import pytest
 from redis.exceptions import ConnectionError
 
 from cli.shipped import shipped_models
+from cli.supervise.fleet import Fleet
 from poc_core.serving.deployments import KEPT_S, Deployment, DeploymentState, HostState
 from poc_core.state import keys
 from tests.peers.hosts import LLAMA, OWN, Node
@@ -177,6 +178,20 @@ def test_a_model_that_is_none_or_has_no_place_here_fails_at_once(node: Node) -> 
     node.store.deploy(QWEN3)
     assert (h.look().error, node.store.status().state) == (
         "This host has 0 GPU(s)",
+        DeploymentState.FAILED,
+    )
+
+
+def test_an_error_of_the_system_fails_a_deployment_too(node: Node) -> None:
+    def has_no_threads(*_: object) -> Fleet:
+        raise RuntimeError("can't start new thread")
+
+    h = node.host()
+    h.look()
+    h.follower.start_fleet = has_no_threads
+    node.store.deploy(QWEN3)
+    assert (h.look().error, node.store.status().state) == (
+        """RuntimeError("can't start new thread")""",
         DeploymentState.FAILED,
     )
 
