@@ -77,7 +77,7 @@ class Connection:
         line, _, self._rest = self._rest.partition(b"\n")
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise ConnectionError("it sent something that no host of an engine sends")

@@ -212,8 +212,12 @@ def test_a_follower_that_goes_before_all_are_there_is_waited_for_again(group: An
         (b'{"rank": 0, "plan": {}}\n', b"the ranks of followers are 1 to 1, not 0"),
         (b'{"rank": 2, "plan": {}}\n', b"the ranks of followers are 1 to 1, not 2"),
         (b"x" * 100_000, b""),
+        (b"[" * 50_000 + b"\n", b""),
     ],
-    ids=["http", "a list", "a rank in letters", "no plan", "the head's rank", "rank 2", "no end"],
+    ids=[
+        *("http", "a list", "a rank in letters", "no plan", "the head's rank", "rank 2", "no end"),
+        "too deep",
+    ],
 )
 def test_a_stranger_neither_joins_nor_disturbs(group: Any, said: bytes, answered: bytes) -> None:
     hosts = group()
