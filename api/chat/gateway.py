@@ -36,8 +36,7 @@ from poc_core.serving.openai_errors import error_body, error_event, said_by, sha
 
 log = logging.getLogger(__name__)
 
-# Seconds for a request that the worker answers without its engine.
-_LOOKUP_TIMEOUT_S = 5.0
+# Most bytes of an answer that needs no engine.
 _LOOKUP_BYTES = 1024 * 1024
 # Headers of a single connection (RFC 9110, 7.6.1), and headers that httpx or uvicorn create.
 _HOP_HEADERS = {
@@ -140,13 +139,15 @@ class Gateway:
 
         return sorted(workers, key=load)
 
-    async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
+    async def look_up(
+        self, worker: WorkerRecord, path: bytes, headers: Headers, timeout_s: float
+    ) -> httpx.Response:
         """Sends a worker a GET that needs no engine. Returns the answer. Raises httpx.HTTPError if
         no answer arrives in time, if the answer is too long, or if its status is none of HTTP.
         """
         sent = [*headers, *_secret(worker), (b"accept-encoding", b"identity")]
         try:
-            async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 with self._clients.lend() as client:
                     while True:
                         way = _Way()
@@ -156,7 +157,7 @@ class Gateway:
                             if way.worker_failed:
                                 raise
         except TimeoutError:
-            raise httpx.ReadTimeout(f"no answer within {_LOOKUP_TIMEOUT_S:g} s") from None
+            raise httpx.ReadTimeout(f"no answer within {timeout_s:g} s") from None
 
     @asynccontextmanager
     async def open(

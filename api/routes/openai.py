@@ -1,5 +1,6 @@
 """/v1: OpenAI's API. Forwards each request to a worker of the model, whose vLLM answers."""
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -66,6 +67,9 @@ _MOST_PATH_CHARS = _MOST_NAME_CHARS = 80
 # Largest body that is read on the event loop: in a millisecond at most. A thread would wait for the
 # interpreter's lock, up to 5 ms each time, while the loop is busy.
 _SMALL_BODY = 4096
+# Seconds for a worker's list of models: less in the first pass, because the network node waits 5 s
+# for the answer, and another worker of the model can answer at once.
+_LOOKUPS_S = (0.5, 5.0)
 # Values that clients send for true.
 _TRUE = (True, "true", "1")
 
@@ -194,11 +198,12 @@ async def _entries(
     refusal: httpx.Response | None = None
     # vLLM's --api-key
     key = [header for header in request.headers.raw if header[0] == b"authorization"]
-    for worker in await services.gateway.workers.now():
+    workers = await services.gateway.workers.now()
+    for timeout_s, worker in itertools.product(_LOOKUPS_S, workers):
         if worker.model in entries:
             continue
         try:
-            answer = await services.gateway.look_up(worker, b"/v1/models", key)
+            answer = await services.gateway.look_up(worker, b"/v1/models", key, timeout_s)
             if answer.status_code == 200:
                 found = {str(entry["id"]): entry for entry in answer.json()["data"]}
                 JSONResponse(found)  # ValueError for what JSON lacks, such as NaN

@@ -48,13 +48,27 @@ class TestModels:
         assert [entry["id"] for entry in second["data"]] == [MODEL]
         assert second == first
 
-    def test_of_a_worker_that_hangs_are_left_out(
-        self, node: Node, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("api.chat.gateway._LOOKUP_TIMEOUT_S", 5.0)  # the other one's too
+    def test_of_a_worker_that_hangs_are_left_out(self, node: Node) -> None:
         node.start("w1", lambda call: call.wait_hung_up())
         node.start("w2", self.listing("other"), model="other")
         assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == ["other"]
+
+    def test_of_a_worker_that_hangs_are_soon_another_ones(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.routes.openai._LOOKUPS_S", (0.5, 600.0))
+        for name in ("w1", "w2"):
+            node.start(name, lambda call: call.wait_hung_up(600.0))
+        node.start("w3", self.listing(MODEL))
+        assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == [MODEL]
+
+    def test_of_a_worker_that_is_slow_are_waited_for(self, node: Node) -> None:
+        def slow(call: Call) -> None:
+            if len(worker.received) > 1 or call.wait_hung_up():
+                self.listing(MODEL)(call)
+
+        worker = node.start("w1", slow)
+        assert [entry["id"] for entry in node.api.get("/v1/models").json()["data"]] == [MODEL]
 
     def test_of_a_worker_that_never_ends_or_answers_otherwise_are_left_out(
         self, node: Node
