@@ -138,8 +138,10 @@ class Follower:
         is_first = not self._looks.is_stopping
         self._looks.stop(timeout_s=0)
         self._machine.stop()
-        with self._lock:  # afterwards no workers are started
-            fleet, ending = self._fleet, self._ending
+        # Afterwards no workers are started. Not longer: a driver or a disk may hang in a look.
+        if self._lock.acquire(timeout=LAST_LOOK_S):
+            self._lock.release()
+        fleet, ending = self._fleet, self._ending
         if ending is not None:
             ending.join()
         elif fleet is not None:

@@ -1,6 +1,8 @@
 """A host serves the deployed model; a withdrawn or failed deployment ends."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from redis.exceptions import ConnectionError
 
 from cli.shipped import shipped_models
 from cli.supervise.fleet import Fleet
+from cli.terminal import UsageError
 from poc_core.serving.deployments import KEPT_S, Deployment, DeploymentState, HostState
 from poc_core.state import keys
 from tests.peers.hosts import LLAMA, OWN, Node
@@ -236,6 +239,31 @@ def test_the_end_of_a_host_ends_its_workers_and_its_report(node: Node) -> None:
     assert (h.fleet.n_stops > 0, node.store.hosts()) == (True, [])
     h.follower.look()
     assert len(h.fleets) == 1
+
+
+def test_a_look_that_hangs_does_not_keep_a_host_from_its_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.supervise.follower.LAST_LOOK_S", 0.01)
+    hangs, goes_on = threading.Event(), threading.Event()
+    h = node.host()
+    h.look()
+
+    def hang(*_: object) -> Fleet:
+        hangs.set()
+        goes_on.wait(60)
+        raise UsageError("no GPU")
+
+    h.follower.start_fleet = hang
+    node.store.deploy(LLAMA)
+    with ThreadPoolExecutor() as threads:
+        look = threads.submit(h.follower.look)
+        try:
+            assert hangs.wait(60)
+            threads.submit(h.follower.stop).result(10)
+        finally:
+            goes_on.set()
+        look.result(60)
 
 
 @pytest.mark.parametrize(
