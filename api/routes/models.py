@@ -1,8 +1,11 @@
 """/api/v1/models: models in this machine's Hugging Face cache. The paths are those of MLNode."""
 
 import time
-from typing import Annotated, Literal
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from typing import Annotated, Literal, ParamSpec, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, HTTPException
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
@@ -15,6 +18,11 @@ from poc_core.state.downloads import MOST_AT_A_TIME
 
 router = APIRouter(prefix="/api/v1/models", tags=["aggregator"], responses=examples.REDIS_AWAY)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Threads of all routes below. If a disk hangs, the API's other routes keep their own threads.
+_threads = CapacityLimiter(4)
 
 ModelStatus = Literal["DOWNLOADED", "DOWNLOADING", "PARTIAL", "NOT_FOUND"]
 
@@ -80,7 +88,16 @@ class AllListed(BaseModel):
     models: list[Listed]
 
 
+def _on_disk(route: Callable[P, T]) -> Callable[P, Awaitable[T]]:
+    @wraps(route)
+    async def in_a_thread(*args: P.args, **named: P.kwargs) -> T:
+        return await to_thread.run_sync(partial(route, *args, **named), limiter=_threads)
+
+    return in_a_thread
+
+
 @router.post("/status", summary="Check whether a model is on disk")
+@_on_disk
 def status(model: HubModel, services: AppServices) -> OneStatus:
     """Looks in the Hugging Face cache of the API's machine. Without hf_commit, checks the revision
     `main`, or any revision if there is no `main`.
@@ -100,6 +117,7 @@ def status(model: HubModel, services: AppServices) -> OneStatus:
 @router.post(
     "/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS
 )
+@_on_disk
 def download(model: HubModel, services: AppServices) -> Task:
     """Starts a download, which continues if the API restarts. Resumes an incomplete download.
 
@@ -128,6 +146,7 @@ def download(model: HubModel, services: AppServices) -> Task:
 @router.delete(
     "", summary="Delete a model from disk, or cancel its download", responses=examples.DELETE_ERRORS
 )
+@_on_disk
 def delete(model: HubModel, services: AppServices) -> Deleted:
     """Deletes a revision of the model from disk; without hf_commit, all of its revisions.
 
@@ -150,6 +169,7 @@ def delete(model: HubModel, services: AppServices) -> Deleted:
 
 
 @router.get("/list", summary="List the models on disk")
+@_on_disk
 def listed(services: AppServices) -> AllListed:
     """Lists all models in the Hugging Face cache of the API's machine."""
     cache = services.model_cache
@@ -171,6 +191,7 @@ def listed(services: AppServices) -> AllListed:
 
 
 @router.get("/space", summary="Show the disk space for models", responses=examples.CACHE_AWAY)
+@_on_disk
 def space(services: AppServices) -> DiskSpace:
     """Shows the size of the Hugging Face cache and the free space on its disk, in GB."""
     try:

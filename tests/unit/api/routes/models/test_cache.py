@@ -2,14 +2,19 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import to_thread
 from fastapi.testclient import TestClient
 
+from api.models.cache import CacheError, ModelCache
 from tests.harness.model_cache import COMMIT, MODELS, REPO, TOKENIZED, WHOLE, put
+from tests.harness.waiting import wait_until
 
 SHARDS = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
 LONG = json.dumps({"weight_map": {"a": "x" * 300}})
@@ -158,3 +163,30 @@ def test_list_and_space(client: TestClient, cache: Path) -> None:
     assert space["cache_size_gb"] > 0
     assert space["available_gb"] > 0
     assert space["cache_path"] == str(cache)
+
+
+def test_a_disk_that_hangs_holds_no_other_route(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    asked: list[int] = []
+
+    def hang(_: ModelCache) -> None:
+        asked.append(1)
+        goes_on.wait(60)
+        raise CacheError("The cache cannot be read.")
+
+    def have_few_threads() -> None:
+        to_thread.current_default_thread_limiter().total_tokens = 4
+
+    monkeypatch.setattr(ModelCache, "space", hang)
+    assert client.portal is not None
+    client.portal.call(have_few_threads)
+    with ThreadPoolExecutor() as threads:
+        hung = [threads.submit(client.get, f"{MODELS}/space") for _ in range(4)]
+        try:
+            wait_until(lambda: len(asked) == 4, "the requests")
+            assert threads.submit(client.get, "/api/v1/state").result(10).status_code == 200
+        finally:
+            goes_on.set()
+        assert {one.result(60).status_code for one in hung} == {503}
