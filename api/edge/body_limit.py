@@ -127,7 +127,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "0")
-        if declared.isdecimal() and int(declared) > self._max_bytes:
+        # Not int, which refuses thousands of digits, such as zeros.
+        if declared.isdecimal() and float(declared) > self._max_bytes:
             answer = JSONResponse({"detail": self._detail}, 413, headers={"Connection": "close"})
             await answer(scope, receive, send)
             return
