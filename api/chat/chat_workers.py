@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from anyio import to_thread
+from redis import exceptions
 from redis.exceptions import RedisError
 
 from poc_core.records import WorkerRecord
@@ -45,7 +46,7 @@ class ChatWorkers:
         """Returns the ready workers, as read from Redis at most `cache_s` seconds ago.
 
         Excludes workers that failed a request since that read (`lost`). While Redis is unavailable,
-        returns the last known workers for a minute, then raises RedisError or TimeoutError.
+        returns the last known workers for a minute, then raises an error of TRANSIENT.
         """
         oldest = self._clock() - self._cache_s
         if self._read_at >= oldest:
@@ -55,16 +56,18 @@ class ChatWorkers:
             # the answer to a client that has disconnected is computed to its end.
             async with asyncio.timeout(_PATIENCE_S if self._workers else None):
                 return await self._not_older_than(oldest)
-        except (TimeoutError, *TRANSIENT):
-            if not self._workers or self._clock() - self._read_at > _WITHOUT_REDIS_S:
-                raise
-            return self._left()
+        except (TimeoutError, *TRANSIENT) as error:
+            if self._workers and self._clock() - self._read_at <= _WITHOUT_REDIS_S:
+                return self._left()
+            if isinstance(error, TimeoutError):  # Python's
+                raise exceptions.TimeoutError(f"no answer within {_PATIENCE_S:g} s") from None
+            raise
 
     async def is_ready(self, worker_id: str) -> bool:
         """Returns True if the worker was ready when Redis was last read; False without Redis."""
         try:
             await self.remembered()
-        except (TimeoutError, *TRANSIENT):
+        except TRANSIENT:
             return False
         return any(worker.id == worker_id for worker in self._workers)
 

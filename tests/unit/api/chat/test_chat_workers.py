@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, TimeoutError
 
 from api.chat import chat_workers as module
 from api.chat.chat_workers import ChatWorkers
@@ -215,5 +215,21 @@ async def test_a_redis_that_says_nothing_holds_no_request_up(
     try:
         assert await chat_workers.remembered() == [worker]
         await asyncio.to_thread(wait_until, lambda: registry.asked == 2, "a question to Redis")
+    finally:
+        registry.may_answer.set()
+
+
+async def test_a_redis_that_says_nothing_for_a_minute_is_away(
+    registry: Registry, chat_workers: ChatWorkers, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    worker = registry.serve("w1")
+    assert await chat_workers.remembered() == [worker]
+    registry.may_answer.clear()
+    clock.now += 100
+    try:
+        with pytest.raises(TimeoutError):  # Redis' own, for which the API answers 503
+            await chat_workers.remembered()
+        assert not await chat_workers.is_ready(worker.id)
     finally:
         registry.may_answer.set()
