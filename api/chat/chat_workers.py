@@ -13,7 +13,6 @@ from redis import exceptions
 from redis.exceptions import RedisError
 
 from poc_core.records import WorkerRecord
-from poc_core.redis_at.connections import TRANSIENT
 from poc_core.state.registry import WorkerRegistry
 
 # Seconds that a request waits for Redis, and for which chat continues without Redis.
@@ -46,7 +45,7 @@ class ChatWorkers:
         """Returns the ready workers, as read from Redis at most `cache_s` seconds ago.
 
         Excludes workers that failed a request since that read (`lost`). While Redis is unavailable,
-        returns the last known workers for a minute, then raises an error of TRANSIENT.
+        returns the last known workers for a minute, then raises RedisError.
         """
         oldest = self._clock() - self._cache_s
         if self._read_at >= oldest:
@@ -56,7 +55,7 @@ class ChatWorkers:
             # the answer to a client that has disconnected is computed to its end.
             async with asyncio.timeout(_PATIENCE_S if self._workers else None):
                 return await self._not_older_than(oldest)
-        except (TimeoutError, *TRANSIENT) as error:
+        except (TimeoutError, RedisError) as error:
             if self._workers and self._clock() - self._read_at <= _WITHOUT_REDIS_S:
                 return self._left()
             if isinstance(error, TimeoutError):  # Python's
@@ -67,7 +66,7 @@ class ChatWorkers:
         """Returns True if the worker was ready when Redis was last read; False without Redis."""
         try:
             await self.remembered()
-        except TRANSIENT:
+        except RedisError:
             return False
         return any(worker.id == worker_id for worker in self._workers)
 

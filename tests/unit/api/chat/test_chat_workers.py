@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
 
 from api.chat import chat_workers as module
 from api.chat.chat_workers import ChatWorkers
@@ -188,19 +188,21 @@ async def test_a_redis_that_is_away_is_everybodys_error_and_not_remembered(
     assert await chat_workers.remembered() == [worker]
 
 
+@pytest.mark.parametrize("error", [ConnectionError("away"), ResponseError("BUSY with a script")])
 async def test_while_redis_is_away_those_that_it_named_last_serve_for_a_minute(
-    registry: Registry, chat_workers: ChatWorkers, clock: Clock
+    registry: Registry, chat_workers: ChatWorkers, clock: Clock, error: RedisError
 ) -> None:
     gone, worker = registry.serve("w1"), registry.serve("w2")
     assert await chat_workers.remembered() == [gone, worker]
-    registry.error = ConnectionError("away")
+    registry.error = error
     clock.now += 50
     chat_workers.lost(gone.id)
     assert await chat_workers.remembered() == [worker]
-    with pytest.raises(ConnectionError):  # before a client is told that nobody serves its model
+    assert await chat_workers.is_ready(worker.id)
+    with pytest.raises(type(error)):  # before a client is told that nobody serves its model
         await chat_workers.now()
     clock.now += 50
-    with pytest.raises(ConnectionError):
+    with pytest.raises(type(error)):
         await chat_workers.remembered()
 
 
