@@ -206,8 +206,8 @@ def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
                 ) from error
             except connections.WrongRedisError as error:
                 raise RedisServerError(f"The Redis url: {error}.") from error
-            # BusyLoading is a ConnectionError too
-            except (redis.ConnectionError, redis.TimeoutError) as error:
+            # such as an outage, a start, or a script that runs for seconds
+            except redis.RedisError as error:
                 if time.monotonic() > deadline:
                     raise RedisServerError(
                         f"Redis does not answer ({error}); check that it runs and that --redis-url"
