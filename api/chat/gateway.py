@@ -144,6 +144,7 @@ class Gateway:
     ) -> httpx.Response:
         """Sends a worker a GET that needs no engine. Returns the answer. Raises httpx.HTTPError if
         no answer arrives in time, if the answer is too long, or if its status is none of HTTP.
+        httpx.InvalidURL or UnicodeError if the worker's host is no host.
         """
         sent = [*headers, *_secret(worker), (b"accept-encoding", b"identity")]
         try:
@@ -250,6 +251,8 @@ class Gateway:
                 was_sent |= way.was_sent
                 if way.worker_failed:
                     raise LostError(repr(error), was_sent) from error
+            except (httpx.InvalidURL, UnicodeError) as error:  # POC_CHAT_ADVERTISE_HOST of its host
+                raise LostError(repr(error), in_engine=False) from error
 
     async def _body(
         self,

@@ -210,7 +210,7 @@ async def _entries(
                 entries |= found
             else:
                 refusal = answer
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError):
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, RecursionError):
             continue  # perhaps another worker of the model answers correctly
     return entries, refusal
 

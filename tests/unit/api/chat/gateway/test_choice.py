@@ -186,6 +186,16 @@ class TestChoice:
         assert worker.received == []
 
 
+@pytest.mark.parametrize("host", ["10.0.0.5:9000", "xn--a", "999.1.1.1"])
+def test_a_worker_whose_host_is_none_is_passed_over(node: Node, host: str) -> None:
+    """POC_CHAT_ADVERTISE_HOST of one host of several has a mistake."""
+    node.start("w2", answers)
+    wrong = worker_record("w1")
+    node.services.workers.heartbeat(replace(wrong, port=1, chat_host=host))
+    assert {node.chat().status_code for _ in range(3)} == {200}
+    assert node.api.get("/v1/models").status_code == 200
+
+
 def test_by_load_keeps_the_order_among_equals(services: Services) -> None:
     records = [worker_record(f"w{index}") for index in range(3)]
     assert Gateway(services.gateway.workers, services.chats).by_load(records) == records
