@@ -173,7 +173,7 @@ def test_a_disk_that_hangs_holds_no_other_route(
 
     def hang(_: ModelCache) -> None:
         asked.append(1)
-        goes_on.wait(60)
+        goes_on.wait(120)
         raise CacheError("The cache cannot be read.")
 
     def have_few_threads() -> None:
@@ -186,7 +186,7 @@ def test_a_disk_that_hangs_holds_no_other_route(
         hung = [threads.submit(client.get, f"{MODELS}/space") for _ in range(4)]
         try:
             wait_until(lambda: len(asked) == 4, "the requests")
-            assert threads.submit(client.get, "/api/v1/state").result(10).status_code == 200
+            assert threads.submit(client.get, "/api/v1/state").result(60).status_code == 200
         finally:
             goes_on.set()
         assert {one.result(60).status_code for one in hung} == {503}

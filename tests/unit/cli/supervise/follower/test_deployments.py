@@ -251,7 +251,7 @@ def test_a_look_that_hangs_does_not_keep_a_host_from_its_end(
 
     def hang(*_: object) -> Fleet:
         hangs.set()
-        goes_on.wait(60)
+        goes_on.wait(120)
         raise UsageError("no GPU")
 
     h.follower.start_fleet = hang
@@ -260,7 +260,7 @@ def test_a_look_that_hangs_does_not_keep_a_host_from_its_end(
         look = threads.submit(h.follower.look)
         try:
             assert hangs.wait(60)
-            threads.submit(h.follower.stop).result(10)
+            threads.submit(h.follower.stop).result(60)
         finally:
             goes_on.set()
         look.result(60)
