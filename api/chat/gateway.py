@@ -144,7 +144,7 @@ class Gateway:
     ) -> httpx.Response:
         """Sends a worker a GET that needs no engine. Returns the answer. Raises httpx.HTTPError if
         no answer arrives in time, if the answer is too long, or if its status is none of HTTP.
-        httpx.InvalidURL or UnicodeError if the worker's host is no host.
+        Raises httpx.InvalidURL or UnicodeError if the worker's host is not a host name.
         """
         sent = [*headers, *_secret(worker), (b"accept-encoding", b"identity")]
         try:

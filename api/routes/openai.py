@@ -67,9 +67,9 @@ _MOST_PATH_CHARS = _MOST_NAME_CHARS = 80
 # Largest body that is read on the event loop: in a millisecond at most. A thread would wait for the
 # interpreter's lock, up to 5 ms each time, while the loop is busy.
 _SMALL_BODY = 4096
-# Seconds for a worker's list of models: less in the first pass, because the network node waits 5 s
-# for the answer, and another worker of the model can answer at once.
-_LOOKUPS_S = (0.5, 5.0)
+# Seconds for a worker's list of models. The first pass is short: another worker of the model may
+# answer at once. Both passes together are below the 5 s that the network node waits.
+_LOOKUPS_S = (0.5, 4.0)
 # Values that clients send for true.
 _TRUE = (True, "true", "1")
 
