@@ -11,6 +11,7 @@ from cli.ask.jobs import await_job, job_body
 from cli.ask.mistakes import fitting
 from cli.grouped import grouped
 from cli.nonce_list import parse_nonces
+from poc_core.errors import ProoflineError
 from poc_core.schemes.decode.options import MARGIN
 
 FROM_FILE = "Default: the file's."
@@ -150,20 +151,25 @@ def validate(
             batch_size=batch_size,
         )
         body["validation"] = {"artifacts": claimed}
+        # Noted by `generate` beside params, by `compute` within.
+        if noted.get("per_nonce_reflection") or params.get("per_nonce_reflection"):
+            body["per_nonce_reflection"] = True
         named = {name: value for name, value in judged._asdict().items() if value is not None}
         if named and n_steps is not None:
             named.setdefault("dist_threshold", MARGIN)
         if named:
             body["stat_test"] = named
         verdict = await_job(client, client.submit(body), "Validating", len(claimed))
-        wrong = verdict["mismatch_nonces"] if explain else []
-        fits = fitting(client, body, wrong) if wrong else []
-    terminal.write_json(verdict, output)
-    terminal.note(describe_verdict(verdict))
-    if wrong:
-        terminal.note(
-            f"With {fits[0]} they agree." if fits else "None of the tried mistakes explains it."
-        )
+        terminal.write_json(verdict, output)
+        terminal.note(describe_verdict(verdict))
+        if explain and (wrong := verdict["mismatch_nonces"]):
+            try:
+                fits = fitting(client, body, wrong)
+            except ProoflineError as error:  # changes nothing about the verdict
+                terminal.note(f"The mistakes could not all be tried: {error}")
+            else:
+                none = "None of the tried mistakes explains it."
+                terminal.note(f"With {fits[0]} they agree." if fits else none)
     if verdict["fraud_detected"]:
         raise typer.Exit(terminal.EXIT_FRAUD)
 

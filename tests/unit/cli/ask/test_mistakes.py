@@ -8,7 +8,7 @@ from cli.ask.mistakes import fitting, mistakes
 from poc_core.schemes.artifact.contract import CONTRACT
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.schemes.artifact.verdict import compare
-from proofline.client import ApiError
+from proofline.client import ApiError, JobFailedError
 
 HIDDEN_SIZE = 64
 BODY: dict[str, Any] = {
@@ -31,7 +31,7 @@ def values(body: dict[str, Any]) -> dict[int, Any]:
 
 
 class Node:
-    """Has a model of 1,024 positions."""
+    """Has a model of 1,024 positions, whose states are not finite after 64 of them."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -40,6 +40,8 @@ class Node:
         self.asked.append(body)
         if body["params"]["seq_len"] > 1024:
             raise ApiError("seq_len is too long", status=409)
+        if body["params"]["seq_len"] == 64:
+            raise JobFailedError("no finite state")
         claims = {one["nonce"]: one["vector_b64"] for one in body["validation"]["artifacts"]}
         return {"n_mismatch": compare(values(body), claims, 12).n_mismatch}
 

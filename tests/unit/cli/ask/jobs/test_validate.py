@@ -159,6 +159,39 @@ def test_validate_knows_chains_and_judges_them_by_their_own_threshold(
     assert "stat_test" not in body
 
 
+@pytest.mark.parametrize(
+    "request_of_file",
+    [
+        {"per_nonce_reflection": True},  # of `generate`
+        {"params": {"scheme": "decode", "max_tokens": 2, "per_nonce_reflection": True}},
+    ],
+)
+def test_chains_are_validated_with_the_reflections_that_the_file_notes(
+    fake: FakeApi, request_of_file: dict[str, Any]
+) -> None:
+    fake.polls = [(200, verdict(0, fraud=False))]
+    document = json.dumps({"artifacts": CHAINS, "request": request_of_file})
+    answer = fake.run("validate", "-", *PROOF_OPTIONS, input=document)
+    assert answer.exit_code == 0, answer.output
+    assert fake.submitted[0]["per_nonce_reflection"] is True
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        (200, {"status": "failed", "request_id": "job-1", "error": "no finite state"}),
+        (500, {"detail": "The node failed; its log has the reason."}),
+    ],
+)
+def test_a_mistake_that_cannot_be_tried_leaves_the_verdict(
+    fake: FakeApi, proof: Path, trial: tuple[int, Any]
+) -> None:
+    fake.polls = [(200, verdict(2, fraud=True)), trial]
+    answer = fake.run("validate", str(proof), "--explain")
+    assert json.loads(answer.stdout) == verdict(2, fraud=True)
+    assert answer.exit_code == 3
+
+
 def test_validate_sends_the_terms_that_are_named(fake: FakeApi, proof: Path) -> None:
     fake.polls = [(200, verdict(0, fraud=False))] * 2
     for file in (proof.read_text(), json.dumps({"artifacts": CHAINS})):
