@@ -29,7 +29,7 @@ class ApiError(ProoflineError):
     @property
     def is_temporary(self) -> bool:
         """True if the same request can succeed later, for example after a restart of the API."""
-        return self.status is None or self.status >= 500
+        return self.status is None or self.status == 429 or self.status >= 500
 
 
 class JobFailedError(ProoflineError):

@@ -282,9 +282,10 @@ class TestRetries:
 
     def test_a_node_that_starts_is_waited_for_until_it_is_ready(self, both: Make) -> None:
         ready = ok({"status": "ready", "models": [MODEL]})
-        handler, seen = answering(httpx.ConnectError("refused"), refused(503, "5"), ready)
+        away = httpx.ConnectError("refused")
+        handler, seen = answering(away, refused(503, "5"), refused(429), ready)
         assert both(handler).do(lambda client: client.wait_ready(timeout_s=60)) == [[MODEL]]
-        assert len(seen) == 3
+        assert len(seen) == 4
 
     def test_a_node_that_does_not_start_is_an_error(self, both: Make) -> None:
         with pytest.raises(ApiError, match="no"):

@@ -66,13 +66,15 @@ def test_watch_goes_on_while_a_round_validates(api: FakeApi, runner: CliRunner) 
     assert len(runner.invoke(app, WATCH).stdout.splitlines()) == 2
 
 
-def test_watch_outlives_a_restart_of_the_api(api: FakeApi, runner: CliRunner) -> None:
-    api.looks = [status_of(), status_of(), httpx.ConnectError("refused"), 503, status_of()]
-    api.looks.append(status_of("STOPPED"))
+def test_watch_outlives_a_restart_of_the_api_and_too_many_requests(
+    api: FakeApi, runner: CliRunner
+) -> None:
+    api.looks = [status_of(), status_of(), httpx.ConnectError("refused"), 503, 429]
+    api.looks += [status_of(), status_of("STOPPED")]
     answer = runner.invoke(app, WATCH)
     assert answer.exit_code == 0, answer.output
     begins = [row.partition(":")[0] for row in answer.stdout.splitlines()]
-    assert begins == ["1", *["no answer, trying again"] * 2, "1", "1"]
+    assert begins == ["1", *["no answer, trying again"] * 3, "1", "1"]
 
 
 def test_watch_gives_up_when_the_api_stays_away(
