@@ -124,7 +124,8 @@ def validate(
     claimed, noted, noted_k_dim = read_artifacts(the_one(file, artifacts))
     if nonces is not None:
         claimed = only_nonces(claimed, parse_nonces(nonces))
-    params = noted.get("params", {})
+    params = noted.get("params")
+    params = params if isinstance(params, dict) else {}
     block_hash = of_file.block_hash if of_file.block_hash is not None else noted.get("block_hash")
     public_key = of_file.public_key if of_file.public_key is not None else noted.get("public_key")
     if block_hash is None or public_key is None:

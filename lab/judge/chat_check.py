@@ -123,7 +123,8 @@ def check(
 
     Raises NoVerdictError if the validator gives no usable answer.
     """
-    n_best = int(chat.request.get("top_logprobs") or BEST)
+    asked = chat.request.get("top_logprobs")
+    n_best = asked if isinstance(asked, int) and asked else BEST
     if fault := chat_distance.malformed(chat.answer.positions, n_best):
         why = (
             "Tokens must be ids in decimal, such as 9707, each among the entries of its place; a"
@@ -205,7 +206,7 @@ def ask(url: str, model: str | None, chat: ExecutedChat) -> Answer:
 def _json(answer: Any) -> Any:
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

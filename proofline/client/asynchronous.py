@@ -225,5 +225,7 @@ class AsyncClient:
             )
         except httpx.HTTPError as error:
             raise exchange.no_answer(self.base, error) from error
+        except ValueError as error:  # NaN, or half of a surrogate pair
+            raise exchange.no_json(error) from error
         self._has_answered = True
         return exchange.read(call, self.base, answer)

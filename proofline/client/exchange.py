@@ -1,6 +1,7 @@
 """Functions that both clients share: urls, answers, and polling of jobs."""
 
 import os
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import httpx
@@ -56,6 +57,12 @@ def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
         f"No answer from {base} ({error or type(error).__name__}); is `proofline up` running"
         " there?",
         was_sent=not isinstance(error, _NOT_SENT),
+    )
+
+
+def no_json(error: ValueError) -> ApiError:
+    return ApiError(
+        f"The body cannot be written as JSON ({error}).", HTTPStatus.UNPROCESSABLE_ENTITY
     )
 
 

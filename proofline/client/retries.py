@@ -55,7 +55,7 @@ def retry_after_s(header: str | None) -> float | None:
         return float(header)
     try:
         when = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)

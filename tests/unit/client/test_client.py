@@ -227,6 +227,12 @@ class TestAgainstTheApi:
         assert caught.value.status == 422
         assert not caught.value.is_temporary
 
+    @pytest.mark.parametrize("odd", ["\ud800", float("nan")])
+    def test_a_body_that_json_cannot_express_is_an_error_too(self, node: Both, odd: Any) -> None:
+        with pytest.raises(ApiError, match="JSON") as caught:
+            node.do(lambda client: client.submit(REQUEST.model_dump() | {"block_hash": odd}))
+        assert caught.value.status == 422
+
 
 class TestRetries:
     @pytest.mark.parametrize("status", [429, 503])

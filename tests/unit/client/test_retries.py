@@ -12,7 +12,7 @@ from proofline.client.retries import MAX_PAUSE_S, Patience, retry_after_s
 def test_retry_after_is_a_number_of_seconds_or_a_date() -> None:
     assert retry_after_s("5") == 5
     assert retry_after_s(None) is None
-    for nonsense in ("", "soon", "-3", "5.5"):
+    for nonsense in ("", "soon", "-3", "5.5", f"Wed, 21 Oct {10**20} 07:28:00 GMT"):
         assert retry_after_s(nonsense) is None
     in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
     assert retry_after_s(in_a_minute) == pytest.approx(60, abs=30)

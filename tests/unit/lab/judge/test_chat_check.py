@@ -44,7 +44,8 @@ class Node:
     """Answers every chat alike, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.status, self.answer = 200, answer(CONTENT)
+        self.status = 200
+        self.answer: Any = answer(CONTENT)
         self.asked: list[tuple[str, dict[str, Any]]] = []
         node = self
 
@@ -52,7 +53,8 @@ class Node:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 node.asked.append((self.path, body))
-                text = json.dumps(node.answer).encode()
+                said = node.answer
+                text = said if isinstance(said, bytes) else json.dumps(said).encode()
                 self.send_response(node.status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
@@ -242,6 +244,7 @@ def test_tokens_that_the_validator_refuses_are_invalid(node: Node, check: Check)
         (400, {"error": {"message": "too long", "param": None}}, "pass unseen"),
         (503, {"error": {"message": "cannot be scored here"}}, "cannot be scored here"),
         (500, ["what"], "HTTP 500"),
+        pytest.param(200, b"[" * 100_000, "answers no chat with logprobs", id="nested deeply"),
         (200, {"choices": []}, "answers no chat with logprobs"),
         (200, answer([position("Hello", -0.5)] * 3), "texts instead of token ids"),
     ],
@@ -253,6 +256,11 @@ def test_without_an_answer_there_is_no_verdict(
     code, stdout, stderr = check(answer(CONTENT))
     assert (code, stdout) == (1, "")
     assert told in stderr
+
+
+@pytest.mark.parametrize("odd", ["many", 1e400])
+def test_an_executors_request_with_an_odd_number_gets_a_verdict(check: Check, odd: Any) -> None:
+    assert check(answer([position("Hello", -0.5)]), {**REQUEST, "top_logprobs": odd})[0] == 3
 
 
 def test_a_node_that_is_not_there_is_named(check: Check) -> None:

@@ -132,6 +132,17 @@ def test_a_file_that_cannot_be_validated_is_a_usage_error(
     assert message in answer.output
 
 
+@pytest.mark.parametrize("params", [None, []])
+def test_without_params_the_file_is_validated_with_the_usual_ones(
+    fake: FakeApi, params: Any
+) -> None:
+    fake.polls = [(200, verdict(0, fraud=False))]
+    document = json.dumps({"artifacts": ARTIFACTS, "request": {"params": params}})
+    answer = fake.run("validate", "-", *PROOF_OPTIONS, input=document)
+    assert answer.exit_code == 0, answer.output
+    assert fake.submitted[0]["params"] == {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12}
+
+
 def test_a_missing_file_is_a_usage_error(fake: FakeApi, tmp_path: Path) -> None:
     answer = fake.run("validate", "--artifacts", str(tmp_path / "none.json"))
     assert answer.exit_code == 2
