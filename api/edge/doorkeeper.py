@@ -157,7 +157,7 @@ class Doorkeeper:
 
     def _caller(self, given: Collection[tuple[bytes, bytes]]) -> Caller | None:
         """Returns the caller of the key in `given`; None for an unknown key or several keys."""
-        keys = {_key(name, value.decode("latin-1")) for name, value in given}
+        keys = {_key(name, value.decode("utf-8", "surrogateescape")) for name, value in given}
         return self._keys.caller(keys.pop()) if len(keys) == 1 else None
 
     @staticmethod

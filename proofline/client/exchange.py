@@ -47,9 +47,9 @@ def base_url(url: str | None) -> str:
     return base
 
 
-def headers(api_key: str | None) -> dict[str, str]:
+def headers(api_key: str | None) -> httpx.Headers:
     key = api_key if api_key is not None else os.environ.get("POC_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.Headers({"Authorization": f"Bearer {key}"} if key else {}, encoding="utf-8")
 
 
 def no_answer(base: str, error: httpx.HTTPError) -> ApiError:

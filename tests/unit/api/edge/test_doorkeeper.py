@@ -12,6 +12,7 @@ from api.edge import doorkeeper, private_peers
 from api.edge.doorkeeper import OPEN, ROLES, Rates, keys_wanted, role_of, salts_wanted
 from api.edge.keys import OF_NETWORK_NODE, KeyFile, Role
 from poc_core.settings import Settings
+from proofline.client import exchange
 from tests.harness.samples import Clock, body
 
 STATUS = "/api/v1/pow/status"
@@ -196,9 +197,10 @@ def test_loopback_asks_for_none(opened: Opened) -> None:
     assert opened(listens_on="127.0.0.1").get(STATUS).status_code == 200
 
 
-def test_the_key_of_the_environment_opens_everything(opened: Opened) -> None:
-    client = opened(api_key="a key of 16 characters or more")
-    assert client.post(STOP, headers=bearer("a key of 16 characters or more")).status_code == 200
+@pytest.mark.parametrize("key", ["a key of 16 characters or more", "ein Schlüssel mit 28 Zeichen"])
+def test_the_key_of_the_environment_opens_everything(opened: Opened, key: str) -> None:
+    client = opened(api_key=key)
+    assert client.post(STOP, headers=dict(exchange.headers(key).raw)).status_code == 200
 
 
 def test_every_path_of_the_table_exists(client: TestClient) -> None:
