@@ -15,7 +15,9 @@ FILE_COLUMNS = 200
 def result_console(stdout: IO[str]) -> "Console":
     from rich.console import Console
 
-    return Console(file=stdout, width=None if stdout.isatty() else FILE_COLUMNS, highlight=False)
+    width = None if stdout.isatty() else FILE_COLUMNS
+    # Names of files and models may have brackets and colons.
+    return Console(file=stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_json(stdout: IO[str], document: Any) -> None:

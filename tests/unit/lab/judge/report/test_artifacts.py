@@ -75,6 +75,14 @@ def test_a_report_is_the_documents_three_pictures_and_a_page_that_needs_nothing_
     assert np.mean(np.abs(shown - drawn)) < 0.03
 
 
+def test_the_names_of_files_are_printed_as_they_are(reports: Reports) -> None:
+    names = ("h200[fp8]", "h200[bf16]", ":car:")
+    files = [reports.write(f"{name}.json", generated(offset=len(name) / 100)) for name in names]
+    printed = reports.printed(*files)
+    assert "h200[fp8], h200[bf16]" in printed
+    assert "h200[fp8], :car:" in printed
+
+
 def test_what_is_recommended_tells_honest_machines_from_an_eight_bit_model(
     reports: Reports,
 ) -> None:
