@@ -45,12 +45,12 @@ def parse_item(item: str) -> tuple[int, int]:
         )
         raise NonceListError(f"{what}; write whole numbers and ranges, for example 0,1,2 or 0-99.")
     ends = [part for part in match.groups() if part is not None]
-    # Longer than any 63-bit number; int() refuses thousands of digits with its own error.
+    # Longer than any 63-bit number; int() refuses thousands of digits, zeros too.
     too_long = [part for part in ends if len(part.lstrip("-0")) > 19]
-    numbers = [] if too_long else [int(part) for part in ends]
+    numbers = [] if too_long else [int(part.lstrip("-0") or "0") for part in ends]
     if too_long or any(number > MAX_NONCE for number in numbers):
         raise NonceListError(f'"{shortened(item)}" is beyond the largest nonce, {MAX_NONCE}.')
-    if any(number < 0 or part.startswith("-") for number, part in zip(numbers, ends, strict=True)):
+    if any(part.startswith("-") for part in ends):
         raise NonceListError(f'"{item}" is negative; nonces begin at 0.')
     first, last = numbers[0], numbers[-1]
     if last < first:

@@ -16,7 +16,6 @@ from api.routes.reference import json_body, json_examples
 from api.routes.services import AppServices
 from api.version import VERSION
 from poc_core import answers
-from poc_core.fields import MAX_NONCE
 from poc_core.records import JobRecord, JobStatus
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
@@ -31,7 +30,7 @@ ValidFrom = Annotated[
     int | None,
     Query(
         ge=0,
-        le=MAX_NONCE,
+        le=2**53 - 1,  # Redis counts exactly up to here
         description="Index of the first listed valid nonce; absent: the newest are listed.",
     ),
 ]

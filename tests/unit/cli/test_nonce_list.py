@@ -17,6 +17,7 @@ from cli.nonce_list import MAX_NONCE, NonceListError, parse_nonces
         (str(MAX_NONCE), [MAX_NONCE]),
         (f"{MAX_NONCE - 1}-{MAX_NONCE}", [MAX_NONCE - 1, MAX_NONCE]),
         ("007", [7]),
+        pytest.param("0" * 5000, [0], id="5,000 zeros"),
     ],
 )
 def test_reads_numbers_and_ranges_in_their_order(text: str, nonces: list[int]) -> None:

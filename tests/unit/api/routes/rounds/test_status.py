@@ -225,9 +225,19 @@ def test_what_the_status_does_not_list_is_had_page_by_page(
     assert found == [(0, 1.39), (3, 1.25), (4, 1.2), (6, 1.1), (7, 1.0)]
 
 
+def test_the_last_possible_page_is_empty(client: TestClient, rounds: RoundStore) -> None:
+    start(client, rounds, distance_body())
+    compute(rounds, 1, values=[1.25])
+    answer = client.get(f"{POW}/status", params={"valid_from": 2**53 - 1}).json()
+    assert (answer["valid_from"], answer["valid_nonces"]) == (2**53 - 1, [])
+
+
 @pytest.mark.parametrize(
     "query",
-    ["valid_from=-1", "valid_from=x", "valid_from=1e9", "valid_limit=10001", "valid_limit=0"],
+    [
+        *("valid_from=-1", "valid_from=x", "valid_from=1e9", f"valid_from={2**53}"),
+        *("valid_limit=10001", "valid_limit=0"),
+    ],
 )
 def test_422_for_a_page_that_cannot_be(client: TestClient, query: str) -> None:
     answer = client.get(f"{POW}/status?{query}")
