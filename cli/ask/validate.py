@@ -132,7 +132,9 @@ def validate(
         raise terminal.UsageError(
             "The file does not say what it was made for; give --block-hash and --public-key."
         )
-    n_steps = of_file.max_tokens or params.get("max_tokens") or steps_of(claimed)
+    is_decode = params.get("decode") or params.get("scheme") == "decode"
+    noted_steps = params.get("max_tokens") if is_decode else None
+    n_steps = of_file.max_tokens or noted_steps or steps_of(claimed)
     height = of_file.block_height
     said = of_file.stronger_rng or of_file.no_stronger_rng
     proof = options.Proof(

@@ -132,6 +132,13 @@ def test_a_file_that_cannot_be_validated_is_a_usage_error(
     assert message in answer.output
 
 
+def test_a_number_of_steps_alone_makes_artifacts_no_chains(fake: FakeApi) -> None:
+    fake.polls = [(200, verdict(0, fraud=False))]
+    document = json.dumps({"artifacts": ARTIFACTS, "request": {"params": {"max_tokens": 5}}})
+    assert fake.run("validate", "-", *PROOF_OPTIONS, input=document).exit_code == 0
+    assert "decode" not in fake.submitted[0]["params"]
+
+
 @pytest.mark.parametrize("params", [None, []])
 def test_without_params_the_file_is_validated_with_the_usual_ones(
     fake: FakeApi, params: Any
