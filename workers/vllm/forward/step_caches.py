@@ -36,6 +36,7 @@ class Place:
         reserved memory, always at the same addresses.
         """
         self.caches.clear()  # freed before the new ones are created
+        self.shape = (0, 0)  # if memory is short, the next micro-batch creates caches
         self._used = 0
         zeros = None if self.memory is None else self._zeros
         self.caches = scratch.new_caches(n_sequences, n_tokens, zeros)
