@@ -264,6 +264,7 @@ def check_chains(engine: VllmEngine) -> None:
     if limits.no_chains:
         return
     nonces = range(min(2, limits.max_batch(_CHAIN, engine.info)))
+    seen: list[dict[str, Any]] | None = None
     try:
         engine.watch(len(nonces), _CHAIN.seq_len)
         chains = compute_all(engine, _CHAIN, nonces)
@@ -274,6 +275,8 @@ def check_chains(engine: VllmEngine) -> None:
     except (base.EngineLostError, base.EngineMemoryError):
         raise
     except ProoflineError as error:
+        if seen is None:
+            engine.unwatch()  # otherwise ranks would compare the layers of all later proofs
         _refuse_chains(engine, str(error))
         return
     if touched := [layer for rank in seen for layer in rank["touched"]]:

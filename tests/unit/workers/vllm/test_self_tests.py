@@ -73,9 +73,11 @@ class Stepping(WholeBatchEngine):
     def reserve_for_steps(self) -> int:
         return self._kept_tokens
 
-    def watch(self, n_sequences: int, seq_len: int) -> None: ...
+    def watch(self, n_sequences: int, seq_len: int) -> None:
+        self.is_watched = True
 
     def unwatch(self) -> list[dict[str, Any]]:
+        self.is_watched = False
         return [{"touched": list(self._touched), "replicated": True}]
 
     def settle(self, private: bool, replicated: bool) -> None: ...
@@ -217,6 +219,12 @@ class TestChains:
         engine: Any = Stepping(error=EngineMemoryError("out of memory"))
         with pytest.raises(EngineMemoryError):
             check_chains(engine)
+
+    def test_failed_steps_leave_no_check_of_later_proofs_on_the_ranks(self) -> None:
+        engine: Any = Stepping(error=ProoflineError("a kernel without steps"))
+        check_chains(engine)
+        assert "a kernel without steps" in ChainLimits.of(engine.info).no_chains
+        assert not engine.is_watched
 
 
 class Short(Engine):
