@@ -9,6 +9,8 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -219,7 +221,11 @@ class _Process:
         TimeoutError if it is not ready after _START_S seconds.
         """
         pipe = asyncio.subprocess.PIPE
-        found = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
+        # In a group of its own, so that `kill` also ends the child that tries a grammar.
+        started = asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, start_new_session=True
+        )
+        found = cls(await started)
         try:
             found.ask(vocabulary.encode())
             async with asyncio.timeout(_START_S):
@@ -239,7 +245,7 @@ class _Process:
 
     async def kill(self) -> None:
         with suppress(ProcessLookupError):
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.communicate()
 
     async def _line(self) -> bytes:

@@ -302,6 +302,33 @@ async def test_a_process_that_does_not_begin_is_ended_and_keeps_nobody(
     await tried.close()
 
 
+# Tries a grammar in a child without end, which holds the output open.
+FORKS = """
+import os, time
+os.write(1, b"ready\\n")
+if os.fork() == 0:
+    time.sleep(600)
+os.wait()
+"""
+
+
+async def test_the_child_that_tries_a_grammar_ends_with_its_process() -> None:
+    tried = Grammars(lambda: "vocabulary", (sys.executable, "-c", FORKS))
+    of_others = set(psutil.Process().children(recursive=True))
+    checking = asyncio.create_task(tried.check("json", "a", "one"))
+    async with asyncio.timeout(60):
+        while len(own := set(psutil.Process().children(recursive=True)) - of_others) < 2:
+            await asyncio.sleep(0.01)
+    try:
+        await asyncio.wait_for(tried.close(), 60)
+        assert psutil.wait_procs(own, 60)[1] == []
+    finally:
+        checking.cancel()
+        for one in own:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
 async def test_a_process_that_takes_long_to_begin_keeps_nobody_long() -> None:
     before = set(psutil.Process().children())
     command = (sys.executable, "-c", "import time; time.sleep(600)")
