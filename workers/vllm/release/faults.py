@@ -104,9 +104,11 @@ def why_not_on_cpus(engine_args: Any) -> str | None:
 
 
 def why_not_startable(config: Any) -> str | None:
-    """Returns why vLLM would fail after minutes of loading, or at the first chat request. Returns
-    None if no such fault is known.
+    """Returns why vLLM would fail after minutes of loading, or at the first chat request, or would
+    compute proofs wrongly. Returns None if no such fault is known.
 
+    With LoRA, a forward pass adds the adapters of chat's last step. Before the first step on CPUs,
+    vLLM reads their numbers from uninitialised memory ("index 140415835513904 is out of bounds").
     vLLM 0.25 gives the 8-bit KV cache of sparse attention a shape that differs from the cache's
     memory (vllm-project/vllm#48378). On CPUs, a chat step with latent attention (MLA) and an 8-bit
     KV cache ends the engine (seen with 0.32).
@@ -114,6 +116,11 @@ def why_not_startable(config: Any) -> str | None:
     from vllm.platforms import current_platform
     from vllm.version import __version__
 
+    if config.lora_config is not None:
+        return (
+            "proofs would be computed with the adapters of chat's last step, and a node serves its"
+            " model by one name; leave --enable-lora out"
+        )
     dtype, text = str(config.cache_config.cache_dtype), config.model_config.hf_text_config
     if not (dtype.startswith("fp8") and hasattr(text, "kv_lora_rank")):
         return None

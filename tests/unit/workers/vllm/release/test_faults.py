@@ -210,6 +210,7 @@ def test_vllms_argument_for_them_is_still_called_so() -> None:
 
 def config(cache_dtype: str, **text: int) -> SimpleNamespace:
     return SimpleNamespace(
+        lora_config=None,
         cache_config=SimpleNamespace(cache_dtype=cache_dtype),
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**text)),
     )
@@ -272,6 +273,16 @@ def test_latent_attentions_cache_in_8_bits_is_refused_on_a_cpu(
     monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: True))
     why_not = faults.why_not_startable(config(cache_dtype, **text))
     assert ("cannot answer chat on CPUs" in why_not if why_not else False) is refused
+
+
+def test_adapters_are_refused_before_the_model_is_loaded() -> None:
+    from vllm.config import LoRAConfig
+
+    from workers.vllm.release import faults
+
+    asked = config("auto")
+    asked.lora_config = LoRAConfig()
+    assert "leave --enable-lora out" in str(faults.why_not_startable(asked))
 
 
 def test_on_cpus_a_generator_of_a_request_is_not_drawn_back(
