@@ -86,7 +86,7 @@ def _answer(work: Callable[[], Any]) -> dict[str, Any]:
         if not is_of_memory(error):
             logger.exception("a proof call failed")
             return {"error": _said(error), "kind": "failed"}
-        failed = str(error)
+        failed = str(error) or type(error).__name__  # Python's own has no text
     if torch.cuda.is_available():  # not in the handler, where the exception holds tensors
         torch.cuda.empty_cache()
     return {"error": failed.splitlines()[0], "kind": "memory"}

@@ -48,8 +48,9 @@ def test_a_value() -> None:
             'torch_call_dispatcher( "aten::new_empty"',
         ),
         (MemoryError("no more"), "no more"),
+        (MemoryError(), "MemoryError"),
     ],
-    ids=["GPU", "CPU", "stable interface", "numpy"],
+    ids=["GPU", "CPU", "stable interface", "numpy", "Python"],
 )
 def test_memory_that_is_short_is_told_apart(error: Exception, said: str) -> None:
     found = answer(fails(error))
