@@ -21,6 +21,7 @@ from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
 from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.seeded_routing import gates, seeded
+from workers.engines.shortage import is_of_memory
 
 # Tokens of one forward: enough to fill a GPU; a large model's activations still fit in memory.
 _MAX_BATCH_TOKENS = 8192
@@ -70,12 +71,14 @@ class TransformersEngine(WholeBatchEngine):
         try:
             with torch.inference_mode():
                 return self._run(scheme.begin(nonces, reflected=self.info.layers_reflected))
-        except torch.OutOfMemoryError as error:
-            raise EngineMemoryError(str(error).splitlines()[0]) from error
         except torch.AcceleratorError as error:
             raise EngineLostError(
                 f"The accelerator failed ({error}); restart the worker."
             ) from error
+        except Exception as error:
+            if not is_of_memory(error):
+                raise
+            raise EngineMemoryError((str(error) or type(error).__name__).splitlines()[0]) from error
 
     def _run(self, batch: Batch) -> list[JsonValue]:
         order, cache = batch.order, None

@@ -78,7 +78,7 @@ def _said(error: Exception) -> str:
 def _answer(work: Callable[[], Any]) -> dict[str, Any]:
     import torch
 
-    from workers.vllm.shortage import is_of_memory
+    from workers.engines.shortage import is_of_memory
 
     try:
         return {"value": work()}

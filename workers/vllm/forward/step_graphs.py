@@ -17,13 +17,13 @@ from torch import Tensor
 
 from poc_core.arithmetic import reflections
 from poc_core.schemes.base import Batch
+from workers.engines.shortage import is_of_memory
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.layout import BlockTables, DeviceBatch, Layout
 from workers.vllm.forward.recording import NotReplayableError, Recorder, Replay, why_off
 from workers.vllm.forward.seeded_gates import Gates
 from workers.vllm.forward.step_caches import Place, StepCaches
 from workers.vllm.release import kv_caches, model_parts, parallel
-from workers.vllm.shortage import is_of_memory
 
 logger = logging.getLogger(__name__)
 

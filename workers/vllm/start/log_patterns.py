@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from workers.vllm.shortage import NO_MEMORY
+from workers.engines.shortage import NO_MEMORY
 
 READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's message that a worker consumes
 # An argument of vLLM that was left out, and the reason: the log message and its pattern.
