@@ -68,6 +68,8 @@ class LogFolder:
 
 
 class _LogFile(RotatingFileHandler):
+    is_closed = False
+
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
 
@@ -76,10 +78,16 @@ class _LogFile(RotatingFileHandler):
         private = partial(os.open, mode=0o600)
         return open(self.baseFilename, "a", encoding=self.encoding, opener=private)
 
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
     def write(self, line: str) -> None:
         """Appends a line unless the file is closed. Raises OSError if writing fails."""
-        if self.stream is None:  # closed
+        if self.is_closed:
             return
+        if self.stream is None:  # it could not be opened again after a rename
+            self.stream = self._open()
         if self.stream.tell() > MOST_BYTES:
             self.doRollover()
         self.stream.write(f"{line}\n")

@@ -53,6 +53,20 @@ def test_a_file_does_not_grow_beyond_its_bound(
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
 
 
+def test_a_log_goes_on_after_its_new_file_could_not_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_folder, "MOST_BYTES", 1000)
+    folder = LogFolder(tmp_path)
+    folder.write("api", "x" * 2000)
+    away = folder.path.rename(tmp_path / "away")
+    folder.write("api", "lost, because the folder is away")
+    away.rename(folder.path)
+    folder.write("api", "back")
+    folder.close()
+    assert (folder.path / "api.log").read_text().endswith("back\n")
+
+
 def test_a_line_after_the_end_is_dropped(tmp_path: Path) -> None:
     folder = LogFolder(tmp_path)
     folder.write("api", "listens")
