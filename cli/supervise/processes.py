@@ -170,11 +170,12 @@ class Child:
         """Returns ": " and the last error line of a run that never got ready; "" without one."""
         if self._ready_at is not None:
             return ""
-        telling = self.spec.telling
-        matches = [telling.search(line) for line in self._said] if telling is not None else []
+        # A copy, because a late reader of this run's log may still append lines.
+        telling, said = self.spec.telling, list(self._said)
+        matches = [telling.search(line) for line in said] if telling is not None else []
         found = [match.string[match.start() :] for match in matches if match is not None]
         if not found and 0 < code < 128:
-            found = list(self._said)
+            found = said
         return f": {found[-1].strip()[:MOST_SAID_CHARS]}" if found else ""
 
     def _pause(self, seconds: float) -> bool:
