@@ -15,7 +15,7 @@ from api.health.reading import HealthReader
 from api.health.roster import deployment_state, summed_by_name
 from api.version import VERSION
 from poc_core.records import RoundState, WorkerRecord
-from poc_core.redis_at.connections import TRANSIENT
+from poc_core.redis_at.connections import is_transient
 from poc_core.serving.deployments import DeploymentStatus
 from poc_core.settings import Settings
 from poc_core.state import history
@@ -54,7 +54,9 @@ class View:
         """Returns the node's state by section name. Without Redis: `now`, `problem`, `health`."""
         try:
             return {"problem": None} | self._sections()
-        except TRANSIENT as error:
+        except Exception as error:
+            if not is_transient(error):
+                raise
             self._health.watch.note_away(error)
             return {
                 "now": self._health.now(),

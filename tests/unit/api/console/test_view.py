@@ -9,6 +9,7 @@ from typing import Any, cast
 import fakeredis
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from api.console.view import View
 from api.health import roster
@@ -20,6 +21,7 @@ from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.history import CHAT_MS, CHATS, bucket
 from poc_core.state.jobs import JobStore
+from poc_core.state.overview import Overview, Overviews
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from tests.harness.documents import ROOT
@@ -73,6 +75,17 @@ def test_redis_away_is_a_problem_and_no_error(settings: Settings) -> None:
     assert [reason["kind"] for reason in away["health"]["reasons"]] == ["redis"]
     server.connected = True
     assert read(view)["problem"] is None
+
+
+def test_a_busy_redis_is_a_problem_and_no_error(
+    view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_overviews: Overviews) -> Overview:
+        raise ResponseError("BUSY Redis is busy running a script.")
+
+    monkeypatch.setattr(Overviews, "read", refuse)
+    (reason,) = read(view)["health"]["reasons"]
+    assert (reason["kind"], reason["what"]) == ("redis", "Redis is busy with a script")
 
 
 def test_a_workers_secret_is_not_shown(view: View, workers: WorkerRegistry) -> None:
