@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -96,7 +97,7 @@ def doctor(
     if not without_workers:
         checks += _of_workers(settings, model, dtype, tensor_parallel, pipeline_parallel)
     checks += of_joining or _of_the_node(
-        settings, host, port or parse_ports(settings.api_port)[0], data_dir, callback_url
+        settings, host, [port] if port else parse_ports(settings.api_port), data_dir, callback_url
     )
     found = []
     for finding in findings_of(checks):
@@ -178,14 +179,18 @@ def _of_the_model(
 
 
 def _of_the_node(
-    settings: Settings, host: str, port: int, data_dir: Path | None, callback_url: str | None
+    settings: Settings,
+    host: str,
+    ports: Sequence[int],
+    data_dir: Path | None,
+    callback_url: str | None,
 ) -> list[Check]:
     # Without a named Redis, `up` starts its own.
     has_redis = any(name.upper() == "POC_REDIS_URL" for name in os.environ)
     place = data_dir or Path(tempfile.gettempdir())
     checks: list[Check] = [
         ("redis", lambda: redis.server(settings) if has_redis else redis.local_server()),
-        ("port", lambda: machine.port(host, port)),
+        ("port", lambda: chain.from_iterable(machine.port(host, port) for port in ports)),
     ]
     if not has_redis or data_dir is not None:
         checks.append(

@@ -43,6 +43,12 @@ def test_all_fine_is_exit_code_0() -> None:
     assert [finding["about"] for finding in findings] == ["settings", "redis", "port", "disk"]
 
 
+def test_each_port_of_the_api_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_API_PORT", "8080 5000")
+    said = [finding["says"] for finding in run()[1] if finding["about"] == "port"]
+    assert said == ["127.0.0.1 8080", "127.0.0.1 5000"]
+
+
 def test_a_problem_is_exit_code_1_and_comes_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         machine, "port", lambda *_: iter([Subject("port").problem("Taken.", "Another --port.")])
