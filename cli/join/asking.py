@@ -67,6 +67,7 @@ class Api:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
+            (host or "").encode("idna")  # as the connection does
         except ValueError:
             host = None
         if host is None or parts.scheme not in ("http", "https") or "@" in parts.netloc:

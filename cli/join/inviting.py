@@ -14,6 +14,7 @@ from cli.join.users import PREFIX, HostUsers, UsersError
 from cli.terminal import UsageError
 from poc_core.errors import ProoflineError
 from poc_core.joining import invitations, offers, tokens
+from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import CHAT_SENT_S, WorkerRegistry
@@ -169,16 +170,18 @@ class Inviting:
 
 def address_for_hosts(url: str) -> str:
     """Checks the url by which hosts will reach Redis. Returns the url with database 0."""
+    try:
+        RedisUrl.of(url)
+    except ValueError as error:
+        raise UsageError(f"--hosts-redis-url {error}.") from None
     parts = urlsplit(url)
     if parts.scheme.endswith("+sentinel"):
         raise UsageError(
             "Hosts cannot be invited to a Redis that fails over: Redis copies no users to replicas,"
             " so the next primary would not know the host. Give it POC_REDIS_URL by hand."
         )
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-        raise UsageError(
-            "--hosts-redis-url must look like redis://HOST:PORT/0 (or rediss:// for TLS)."
-        )
+    if not parts.hostname:
+        raise UsageError("--hosts-redis-url must name a host: redis://HOST:PORT/0.")
     if "@" in parts.netloc or parts.query or parts.path not in ("", "/", "/0"):
         raise UsageError(
             "--hosts-redis-url may have only scheme, host, port and database 0: each host gets its"

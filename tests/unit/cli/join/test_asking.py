@@ -116,6 +116,7 @@ def test_a_fingerprint_does_without_the_name(server: Server) -> None:
         ("https://", "must look like"),
         ("https://a:b@node", "must look like"),
         ("https://node:99999", "must look like"),
+        ("https://node..one", "must look like"),
         ("https://node#sha256=12", "64 hexadecimal digits"),
         ("https://node#md5=12", "fingerprint"),
         ("http://127.0.0.1#sha256=" + "0" * 64, "of an https"),

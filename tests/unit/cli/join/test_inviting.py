@@ -32,6 +32,7 @@ def test_an_address_that_is_each_hosts_own_is_refused(url: str) -> None:
     [
         *("redis://u:p@10.0.0.1", "redis://10.0.0.1/1", "redis://10.0.0.1?ssl_cert_reqs=none"),
         *("http://10.0.0.1", "10.0.0.1:6379", "unix:///tmp/redis"),
+        *("redis://10.0.0.1:99999", "redis://[::1", "redis://node..one", "redis:///0"),
     ],
 )
 def test_an_address_that_says_too_much_or_too_little_is_refused(url: str) -> None:
