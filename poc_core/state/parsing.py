@@ -111,7 +111,13 @@ def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
 
 
 def round_record(round_id: str, values: Sequence[bytes | None]) -> records.RoundRecord | None:
-    """Builds a round's record from the values of RECORD_FIELDS. Returns None if it has expired."""
+    """Builds a round's record from the values of RECORD_FIELDS. Returns None if it has expired or
+    cannot be read.
+    """
+    return readable(f"round {round_id}", partial(_round, round_id, values))
+
+
+def _round(round_id: str, values: Sequence[bytes | None]) -> records.RoundRecord | None:
     found = zip(RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "state" not in raw:

@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from functools import partial
 from typing import Any
 
 from poc_core.callbacks import callback_url
@@ -11,7 +10,7 @@ from poc_core.records import RoundConfig, RoundRecord, RoundState
 from poc_core.schemes.contract import Reported, contract_of
 from poc_core.state import entries, keys, scripts
 from poc_core.state.client import Store
-from poc_core.state.parsing import RECORD_FIELDS, answers, readable, round_record
+from poc_core.state.parsing import RECORD_FIELDS, answers, round_record
 
 # Nonces that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
@@ -35,7 +34,13 @@ class RoundStore(Store):
         places = len(config.nonces[:_MOST_PLACES])
         args: list[Any] = [round_id, state.value, config.model_dump_json(), places, self._clock()]
         args += [self._ttl_s, callback_url(config.url, "generated")]
-        running = self._store(names, [*args, json.dumps(_payload_head(config))])
+        args.append(json.dumps(_payload_head(config)))
+        running = self._store(names, args)
+        if running and self.read(running.decode()) is None:  # no worker computes it
+            generating = [keys.round(running.decode()), keys.generating(config.model)]
+            why = "Its record in Redis cannot be read."
+            self._switch(generating, [running, "STOPPED", self._clock(), self._ttl_s, why])
+            running = self._store(names, args)
         if running:
             raise RoundError(
                 "A round is generating already: end it with POST /api/v1/pow/stop, or let a"
@@ -85,7 +90,7 @@ class RoundStore(Store):
             for round_id in ids:
                 pipe.hmget(keys.round(round_id), RECORD_FIELDS)
             found = zip(ids, answers(pipe), strict=True)
-        records = (readable(f"round {one[0]}", partial(round_record, *one)) for one in found)
+        records = (round_record(*one) for one in found)
         return [record for record in records if record is not None]
 
     def reported(

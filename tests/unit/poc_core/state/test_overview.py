@@ -76,6 +76,17 @@ def test_a_node_that_does_nothing(overviews: Overviews, redis: Redis) -> None:
     ) == (0, 0, 0, 0)
 
 
+def test_a_round_that_cannot_be_read_is_skipped_and_hides_nothing_else(
+    overviews: Overviews, rounds: RoundStore, redis: Redis
+) -> None:
+    record = start(rounds)
+    redis.hset(keys.round(record.round_id), "config", "{}")
+    seen = overviews.read()
+    assert (seen.round, len(seen.workers)) == (None, 2)
+    assert rounds.current() is None
+    assert rounds.store(round_config(), RoundState.GENERATING) == current(overviews).record.round_id
+
+
 def test_it_is_what_the_stores_tell_one_by_one(
     overviews: Overviews,
     rounds: RoundStore,
