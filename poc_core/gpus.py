@@ -138,7 +138,7 @@ def _device(library: Any, index: int, host: str) -> Gpu:
 
 
 def _optional(library: Any, ask: Callable[[], int]) -> int | None:
-    """Returns the result of `ask`; None if NVML does not support that query on this GPU."""
+    """Returns the result of `ask`; None if NVML does not support that query here."""
     try:
         return int(ask())
     except library.NVMLError:
@@ -146,9 +146,9 @@ def _optional(library: Any, ask: Callable[[], int]) -> int | None:
 
 
 def _driver(library: Any) -> GpuDriver:
-    cuda = library.nvmlSystemGetCudaDriverVersion()
+    cuda = _optional(library, library.nvmlSystemGetCudaDriverVersion)  # None without libcuda
     return GpuDriver(
         driver_version=library.nvmlSystemGetDriverVersion(),
-        cuda_driver_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        cuda_driver_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         nvml_version=library.nvmlSystemGetNVMLVersion(),
     )

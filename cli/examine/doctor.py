@@ -24,7 +24,7 @@ from cli.machine.cgroup import memory_left
 from cli.machine.gpus import vllm_runs_on_cpu
 from cli.terminal import EXIT_FAILURE, note
 from poc_core.errors import SettingsError
-from poc_core.gpus import Gpu, read
+from poc_core.gpus import Gpu, GpuWatch
 from poc_core.serving.model_options import Dtype
 from poc_core.settings import Settings, load_settings, parse_ports
 
@@ -141,7 +141,7 @@ def _of_workers(
     tensor_parallel: int,
     pipeline_parallel: int,
 ) -> list[Check]:
-    gpus = read(settings.host)
+    gpus = GpuWatch(settings.host).now()  # logs an error of the driver
     checks: list[Check] = [
         ("python", packages.python),
         ("vllm", packages.vllm),

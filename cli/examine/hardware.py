@@ -29,9 +29,14 @@ def gpus(machine: MachineGpus) -> Iterator[Finding]:
             yield _GPU.ok("none: proofs and chat are computed on the CPU")
         return
     if machine.driver is not None:
-        yield _DRIVER.ok(
-            f"{machine.driver.driver_version}, for CUDA up to {machine.driver.cuda_driver_version}"
-        )
+        version, cuda = machine.driver.driver_version, machine.driver.cuda_driver_version
+        if cuda is None:
+            yield _DRIVER.problem(
+                f"{version}, without its library for CUDA (libcuda.so.1).",
+                "In a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+            )
+        else:
+            yield _DRIVER.ok(f"{version}, for CUDA up to {cuda}")
     if vllm_runs_on_cpu():
         yield _GPU.warning(
             "The vLLM installed here is a CPU build, which leaves them alone.", "make setup-gpu"

@@ -93,6 +93,18 @@ def test_each_device_is_told_with_what_its_driver_knows(library: FakeNvml) -> No
     )
 
 
+def test_gpus_are_told_without_the_drivers_library_for_cuda(
+    library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_libcuda() -> int:
+        raise library.NVMLError("NVML Shared Library Not Found")
+
+    monkeypatch.setattr(library, "nvmlSystemGetCudaDriverVersion", no_libcuda)
+    found = read("gpu-1")
+    assert len(found.devices) == 2
+    assert found.driver == GpuDriver(driver_version="580.65.06", nvml_version="13.580.65.06")
+
+
 def test_a_device_that_is_lost_does_not_hide_the_others(library: FakeNvml) -> None:
     library.second_is_lost = True
     first, second = read("gpu-1").devices

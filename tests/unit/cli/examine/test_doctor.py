@@ -15,6 +15,7 @@ from cli.examine.findings import Finding, Subject, findings_of
 from cli.main import app
 from cli.supervise.redis_server import free_port
 from poc_core.errors import ProoflineError
+from poc_core.gpus import MachineGpus
 
 HERE = ["doctor", "--without-workers"]
 
@@ -64,6 +65,15 @@ def test_a_host_with_workers_has_more_to_look_at() -> None:
     answer = CliRunner().invoke(app, ["doctor", "--json", "--model", "tiny-qwen3"])
     about = [finding["about"] for finding in json.loads(answer.stdout)["findings"]]
     assert {"python", "vllm", "torch", "model", "memory", "family"} <= set(about)
+
+
+def test_a_driver_that_fails_ends_no_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_host: str) -> MachineGpus:
+        raise RuntimeError("Driver/library version mismatch")
+
+    monkeypatch.setattr("poc_core.gpus.read", fails)
+    answer = CliRunner().invoke(app, ["doctor", "--json"])
+    assert {"gpu", "port"} <= {found["about"] for found in json.loads(answer.stdout)["findings"]}
 
 
 def test_without_a_redis_no_line_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

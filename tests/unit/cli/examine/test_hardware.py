@@ -46,6 +46,12 @@ def test_free_gpus_are_fine() -> None:
     assert findings[1].says == "H200, 139 of 140 GiB free"
 
 
+def test_a_driver_without_its_library_for_cuda_is_wrong() -> None:
+    without = DRIVER.model_copy(update={"cuda_driver_version": None})
+    (found, *_) = hardware.gpus(machine(139).model_copy(update={"driver": without}))
+    assert (found.level, "libcuda.so.1" in found.says) == ("problem", True)
+
+
 def test_a_gpu_that_something_uses_is_worth_a_look() -> None:
     assert levels(list(hardware.gpus(machine(139, 20)))) == ["ok", "ok", "warning"]
 
