@@ -56,9 +56,14 @@ user() { # name, its passwords
     printf 'user %s on %s %s\n' "$1" "$2" "$(sed -n "s/^user $1 //p" "$USERS" | tr '\n' ' ')"
 }
 
-password redis_password "$(given redis_password "${REDIS_PASSWORD:-}")" REDIS_PASSWORD
-password flower_password "$(given flower_password "${FLOWER_PASSWORD:-}")" FLOWER_PASSWORD
-password grafana_password "$(given grafana_password "${GRAFANA_PASSWORD:-}")" GRAFANA_PASSWORD
+# Variables, because `set -e` ends this script if an assignment fails, but not if an argument does.
+redis=$(given redis_password "${REDIS_PASSWORD:-}")
+flower=$(given flower_password "${FLOWER_PASSWORD:-}")
+grafana=$(given grafana_password "${GRAFANA_PASSWORD:-}")
+key=$(given metrics_key "${METRICS_KEY:-}")
+password redis_password "$redis" REDIS_PASSWORD
+password flower_password "$flower" FLOWER_PASSWORD
+password grafana_password "$grafana" GRAFANA_PASSWORD
 rights=$(user default "$(hashed redis_password)")
 for name in api worker courier flower; do
     password "${name}_redis_password" "" ""
@@ -72,7 +77,7 @@ done
 mkdir -p "$EACH/prometheus" "$EACH/grafana"
 put "$(cat "$ALL/flower_password")" "$EACH/flower/flower_password"
 put "$(cat "$ALL/flower_password")" "$EACH/prometheus/flower_password"
-put "$(given metrics_key "${METRICS_KEY:-}")" "$EACH/prometheus/metrics_key"
+put "$key" "$EACH/prometheus/metrics_key"
 put "$(cat "$ALL/grafana_password")" "$EACH/grafana/grafana_password"
 hosts=$(sed -n '/^user host-/p' "$ACL/users.acl" 2>/dev/null || true)
 put "$rights

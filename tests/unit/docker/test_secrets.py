@@ -148,6 +148,15 @@ class TestSecrets:
         assert found["each/prometheus/metrics_key"] == "key"
         assert len(found["all/flower_password"]) == 48
 
+    def test_one_that_cannot_be_read_is_not_replaced_by_a_generated_one(
+        self, tmp_path: Path
+    ) -> None:
+        """Docker makes a folder in place of a missing file that a container mounts."""
+        (tmp_path / "given" / "redis_password").mkdir(parents=True)
+        done = make_secrets(tmp_path, GIVEN=str(tmp_path / "given"))
+        assert (done.returncode != 0, "directory" in done.stderr) == (True, True)
+        assert texts(tmp_path) == {}
+
     def test_those_of_the_environment_replace_others(self, tmp_path: Path) -> None:
         make_secrets(tmp_path)
         make_secrets(tmp_path, REDIS_PASSWORD="chosen", FLOWER_PASSWORD="too")
