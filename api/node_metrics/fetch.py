@@ -32,7 +32,8 @@ async def fetch(worker: WorkerRecord) -> str:
                 return await _exchange(reader, writer, worker)
             finally:
                 writer.transport.abort()
-    except (OSError, TimeoutError, h11.RemoteProtocolError, UnicodeDecodeError) as error:
+    # UnicodeError: text that is not UTF-8, or a chat host that is no host name
+    except (OSError, TimeoutError, h11.RemoteProtocolError, UnicodeError) as error:
         raise FetchError(f"worker {worker.id} did not return its metrics: {error!r}") from error
 
 

@@ -79,3 +79,8 @@ def test_one_that_is_gone_is_an_error() -> None:
         record = worker.record
     with pytest.raises(FetchError, match="worker w1"):
         asyncio.run(fetch(record))
+
+
+def test_one_whose_host_is_no_host_name_is_an_error() -> None:
+    with FakeWorker("w1", tells) as worker, pytest.raises(FetchError, match="worker w1"):
+        asyncio.run(fetch(replace(worker.record, chat_host="no..name")))
