@@ -139,30 +139,21 @@ def test_a_deployment_tells_its_way(
     ]
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [("no room", "no room"), ("x" + 200 * "é", "x" + 149 * "é")],
+    ids=["whole", "cut between two characters"],
+)
 def test_a_model_that_no_host_can_serve_is_told(
-    events: Events, redis: Redis, settings: Settings, clock: Clock
+    events: Events, redis: Redis, settings: Settings, clock: Clock, error: str, why: str
 ) -> None:
     store = DeploymentStore(redis, settings, clock)
     report = HostReport(id="h1-7", host="h1", state=HostState.IDLE, generation=0)
     store.report(report)
     store.deploy(Deployment(model="tiny-llama"))
     clock.now += 1
-    failed = {"generation": 1, "state": HostState.FAILED, "model": "tiny-llama", "error": "no room"}
+    failed = {"generation": 1, "state": HostState.FAILED, "model": "tiny-llama", "error": error}
     store.report(report.model_copy(update=failed))
-    assert told(events)[0] == ("deployment", "tiny-llama cannot be served: no room")
-
-
-def test_a_long_reason_ends_between_two_characters(
-    events: Events, redis: Redis, settings: Settings, clock: Clock
-) -> None:
-    store = DeploymentStore(redis, settings, clock)
-    report = HostReport(id="h1-7", host="h1", state=HostState.IDLE, generation=0)
-    store.report(report)
-    store.deploy(Deployment(model="tiny-llama"))
-    clock.now += 1
-    failed = {"generation": 1, "state": HostState.FAILED, "model": "tiny-llama"}
-    store.report(report.model_copy(update=failed | {"error": "x" + 200 * "é"}))
-    why = "x" + 149 * "é"
     assert told(events)[0] == ("deployment", f"tiny-llama cannot be served: {why}")
 
 
