@@ -57,7 +57,7 @@ class SharedScript:
         try:
             return redis.evalsha(*call)
         except NoScriptError:
-            _load(self._redis, self._text)
+            _load(redis, self._text)
             return redis.evalsha(*call)
 
 

@@ -87,3 +87,5 @@ def test_a_script_runs_on_the_client_that_kombu_and_locks_pass_by_name() -> None
         script(keys=[], args=["7"], client=pipe)
         assert pipe.execute() == [b"7"]
     assert script(args=["8"], client=redis) == b"8"
+    other = fakeredis.FakeRedis(server=fakeredis.FakeServer())  # redis-py keeps the first script
+    assert script(args=["9"], client=other) == b"9"
