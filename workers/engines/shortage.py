@@ -16,3 +16,8 @@ def is_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error)))
     )
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's text; its type if it has none, as MemoryError."""
+    return (str(error) or type(error).__name__).splitlines()[0]

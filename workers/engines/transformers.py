@@ -21,7 +21,7 @@ from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
 from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.seeded_routing import gates, seeded
-from workers.engines.shortage import is_of_memory
+from workers.engines.shortage import first_line, is_of_memory
 
 # Tokens of one forward: enough to fill a GPU; a large model's activations still fit in memory.
 _MAX_BATCH_TOKENS = 8192
@@ -78,7 +78,7 @@ class TransformersEngine(WholeBatchEngine):
         except Exception as error:
             if not is_of_memory(error):
                 raise
-            raise EngineMemoryError((str(error) or type(error).__name__).splitlines()[0]) from error
+            raise EngineMemoryError(first_line(error)) from error
 
     def _run(self, batch: Batch) -> list[JsonValue]:
         order, cache = batch.order, None

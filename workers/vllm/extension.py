@@ -78,7 +78,7 @@ def _said(error: Exception) -> str:
 def _answer(work: Callable[[], Any]) -> dict[str, Any]:
     import torch
 
-    from workers.engines.shortage import is_of_memory
+    from workers.engines.shortage import first_line, is_of_memory
 
     try:
         return {"value": work()}
@@ -86,7 +86,7 @@ def _answer(work: Callable[[], Any]) -> dict[str, Any]:
         if not is_of_memory(error):
             logger.exception("a proof call failed")
             return {"error": _said(error), "kind": "failed"}
-        failed = str(error) or type(error).__name__  # Python's own has no text
+        failed = first_line(error)
     if torch.cuda.is_available():  # not in the handler, where the exception holds tensors
         torch.cuda.empty_cache()
-    return {"error": failed.splitlines()[0], "kind": "memory"}
+    return {"error": failed, "kind": "memory"}
