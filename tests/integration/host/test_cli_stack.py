@@ -171,6 +171,10 @@ def test_a_killed_redis_comes_back_with_its_data(folder: Path) -> None:
     with fake_stack() as running:
         with redis.Redis.from_url(str(running.redis_url), retry=None) as client:
             client.set("key", "kept")
+            # While an fsync is under way, Redis delays its writes by up to 2 s.
+            wait_until(
+                lambda: client.info("persistence")["aof_buffer_length"] == 0, "a written file"
+            )
         first = running.redis_pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
