@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import psutil
+
 from poc_core import errors
 from poc_core.serving import vllm_arguments
 from poc_core.serving.openai_paths import passed_on
@@ -254,7 +256,12 @@ async def serve(
 
 
 async def shut_down(llm: Any) -> None:
-    llm.shutdown()
+    try:
+        llm.shutdown()
+    except psutil.NoSuchProcess:
+        # vLLM kills an engine process 5 s after SIGTERM, and this one ended just then. Do the rest.
+        llm.engine_core.resources()
+        llm.shutdown()
     # The finalizer would shut down again, perhaps when modules are gone at exit.
     llm.shutdown = lambda timeout=None: None
     await asyncio.sleep(0)  # lets the cancelled output task end before the loop stops

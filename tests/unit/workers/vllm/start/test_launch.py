@@ -1,10 +1,12 @@
 """How vLLM is started, as far as it can be seen without it."""
 
 import argparse
+import asyncio
 import gc
 import os
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from poc_core.errors import SettingsError
@@ -13,6 +15,7 @@ from workers.vllm.start.launch import (
     names_grammars,
     parsed,
     send_no_comments,
+    shut_down,
     speed_up_sums,
 )
 
@@ -114,3 +117,24 @@ def test_sums_over_two_ranks_use_more_blocks(
     monkeypatch.setattr(os, "environ", dict(before))
     speed_up_sums(ranks, on_hopper)
     assert os.environ == after
+
+
+class Llm:
+    """As vLLM's, whose engine process ends while it is being killed."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.engine_core = SimpleNamespace(resources=lambda: self.ended.append("sockets"))
+        self._is_there = True
+
+    def shutdown(self) -> None:
+        if self._is_there:
+            self._is_there = False
+            raise psutil.NoSuchProcess(7)
+        self.ended.append("output task")
+
+
+def test_an_engine_process_that_ends_while_vllm_kills_it_is_no_error() -> None:
+    llm = Llm()
+    asyncio.run(shut_down(llm))
+    assert llm.ended == ["sockets", "output task"]
