@@ -8,6 +8,16 @@ from torch import nn
 
 from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
+# Names of the number of experts per token in models' configurations.
+_TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+)
+
 # Parts of a path that belong to another tower than the text decoder.
 _OTHER_TOWERS = re.compile("vision|visual|image|video|audio|speech|tower|encoder|vit|mtp|draft")
 
@@ -34,6 +44,15 @@ def n_routed_tokens(text_config: Any) -> int | None:
     ids in addition to embeddings (protocol.md, section 2.1); else None.
     """
     return int(text_config.vocab_size) if text_config.model_type == "deepseek_v4" else None
+
+
+def n_chosen_experts(text_config: Any) -> int:
+    """Returns how many experts an MoE router chooses per token. Returns 0 if the number is unknown,
+    or if layers differ.
+    """
+    said = next((found for name in _TOP_K if (found := getattr(text_config, name, None))), 0)
+    counts = {*said} if isinstance(said, list | tuple) else {said}  # Hunyuan: one for each layer
+    return int(counts.pop()) if len(counts) == 1 else 0
 
 
 def routes_by_token(gate: nn.Module) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from poc_core.schemes.decode.steps import forced_logits
-from workers.engines.decoder_layers import routes_by_token
+from workers.engines.decoder_layers import n_chosen_experts, routes_by_token
 
 FirstExperts = Callable[[int, int], Tensor | None]
 """(index of the MoE layer, number of experts) -> the first expert of each row, int64 (rows,).
@@ -19,16 +19,8 @@ FirstExperts = Callable[[int, int], Tensor | None]
 Returns None if the router chooses the experts itself.
 """
 
-# Names of a gate in models, and names of the number of experts per token.
+# Names of a gate in models.
 _GATES = ("gate", "router")
-_TOP_K = (
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "top_k_experts",
-    "moe_topk",
-    "moe_k",
-    "moe_top_k",
-)
 
 
 class Gates:
@@ -44,9 +36,7 @@ class Gates:
         self._is_first_stage = own.start == 0
         for index in own:
             self._by_layer[index] = self._find(layers[index])
-        self._top_k = next(
-            (int(k) for name in _TOP_K if (k := getattr(text_config, name, None))), 0
-        )
+        self._top_k = n_chosen_experts(text_config)
         self.first = 0  # number of layers of experts in earlier pipeline stages
 
     def __len__(self) -> int:

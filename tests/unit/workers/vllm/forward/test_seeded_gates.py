@@ -104,6 +104,15 @@ def test_a_gate_that_is_not_found_and_an_unknown_number_of_experts_are_said() ->
     assert "number per token" in uncounted
 
 
+@pytest.mark.parametrize(("said", "known_number"), [([TOP_K] * 2, TOP_K), ([TOP_K, 1], 0)])
+def test_a_number_of_experts_for_each_layer_is_known_if_layers_are_alike(
+    said: list[int], known_number: int
+) -> None:
+    """Hunyuan says the number by layer. Artifact proofs need none."""
+    gates = Gates(layers(Experts()), range(1), SimpleNamespace(moe_topk=said))
+    assert (gates.why_not() is None) is bool(known_number)
+
+
 def test_a_gate_that_is_never_asked_is_an_error_and_not_a_wrong_value() -> None:
     model = layers(Experts(), Experts(asks=False))
     with (
