@@ -17,7 +17,7 @@ from poc_core.schemes.decode.codebook import choose_codebook
 from poc_core.schemes.decode.limits import ChainLimits
 from workers.engines import stages
 from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
-from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
+from workers.engines.decoder_layers import find_decoder_layers, n_chosen_experts, n_routed_tokens
 from workers.engines.options import EngineOptions
 from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.seeded_routing import gates, seeded
@@ -25,6 +25,10 @@ from workers.engines.shortage import first_line, is_of_memory
 
 # Tokens of one forward: enough to fill a GPU; a large model's activations still fit in memory.
 _MAX_BATCH_TOKENS = 8192
+_EXPERTS_UNKNOWN = (
+    "Decode proofs cannot be computed with this model: the number of experts per token is not known"
+    " to this node."
+)
 
 
 class TransformersEngine(WholeBatchEngine):
@@ -48,12 +52,16 @@ class TransformersEngine(WholeBatchEngine):
         self._layers = list(found.modules)
         self._gates = gates(self._layers)
         self._vocab_size = n_routed_tokens(config)
-        self._top_k = int(getattr(config, "num_experts_per_tok", None) or 0)
+        self._top_k = n_chosen_experts(config)
         self._dtype: torch.dtype = loaded.dtype
         self._schemes = ReadySchemes(
             config.hidden_size, len(self._layers), self._device, self._dtype
         )
-        limits = ChainLimits(codebook=choose_codebook(options.codebook))
+        unknown = bool(self._gates) and not self._top_k
+        limits = ChainLimits(
+            no_chains=_EXPERTS_UNKNOWN if unknown else "",
+            codebook=choose_codebook(options.codebook),
+        )
         info = records.ModelInfo(
             name=options.name,
             hidden_size=config.hidden_size,
