@@ -124,11 +124,14 @@ class SlicePlan:
         decode steps; `layers` then counts the layers of all steps.
         """
         kind, layer_s = _kind(spec, steps), seconds / layers
+        limit_s = min(self._limit_s, self._longest_call_s)
         with self._lock:
             times = self._times.get(kind)
             if times is None:
                 self._times[kind] = _LayerTimes(n, layer_s)
-            else:
+            # A step of few nonces takes nearly as long as one of many, so its time per nonce would
+            # shrink the next micro-batch to a few nonces.
+            elif not (steps and n < times.n and layer_s <= times.layer_s <= limit_s):
                 times.note(n, layer_s)
 
     def _layers_within_limit(self, kind: _Kind, n: int, unknown: int) -> float:
@@ -141,7 +144,10 @@ class SlicePlan:
         limit_s = min(self._limit_s, self._longest_call_s)
         if limit_s == math.inf:
             return math.inf
-        return max(1, int(limit_s / max(times.per_nonce_s * n, 1e-9)))
+        _, _, steps = kind
+        # For fewer nonces than measured, a step counts as long as the measured one.
+        n_timed = max(n, times.n) if steps else n
+        return max(1, int(limit_s / max(times.per_nonce_s * n_timed, 1e-9)))
 
     def _expected(self, kind: _Kind, n: int) -> _LayerTimes:
         """Estimates layer times for a kind of micro-batch that has not been measured yet."""

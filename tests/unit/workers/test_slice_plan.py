@@ -242,3 +242,27 @@ def test_a_step_is_whole_until_one_was_measured_whatever_the_prefill_took() -> N
     assert plan.cut_steps(CHAIN, 32, LAYERS) == ([LAYERS], 1)
     assert len(plan.cut(CHAIN, 32, LAYERS)) == 28
     assert SlicePlan(None, 1).cut_steps(CHAIN, 32, LAYERS) == ([LAYERS], 16)
+
+
+def test_steps_of_few_nonces_count_as_long_as_those_of_many() -> None:
+    """Each reads all weights, so that 16 of them would take 480 ms."""
+    plan = SlicePlan(50, 1)
+    plan.ran(CHAIN, 32, len(LAYERS), 0.030, steps=True)
+    assert plan.cut_steps(CHAIN, 1, LAYERS) == ([LAYERS], 1)
+    assert len(plan.cut_steps(CHAIN, 64, LAYERS)[0]) == 2
+
+
+def test_a_small_job_of_chains_makes_the_rounds_next_micro_batch_no_smaller() -> None:
+    plan = SlicePlan(50, 2)
+    plan.ran(CHAIN, 512, len(LAYERS), 0.020, steps=True)
+    plan.ran(CHAIN, 1, len(LAYERS), 0.015, steps=True)
+    assert plan.batch_size(CHAIN, 512, steps=True) == 512
+    assert plan.cut_steps(CHAIN, 512, LAYERS) == ([LAYERS], 1)
+
+
+def test_chains_that_were_too_many_shrink_by_what_fewer_take() -> None:
+    plan = SlicePlan(50, 1)
+    plan.ran(CHAIN, 64, 1, 0.100, steps=True)
+    assert plan.batch_size(CHAIN, 64, steps=True) == 32
+    plan.ran(CHAIN, 32, 1, 0.075, steps=True)
+    assert plan.batch_size(CHAIN, 64, steps=True) == 20
