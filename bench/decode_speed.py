@@ -32,7 +32,7 @@ from workers.pipeline import compute_all
 
 # Nonces that the network's nodes validate at a time by default.
 USUAL_BATCH = 32
-# Steps of the runs that warm up.
+# Steps of the runs that warm up, if their number does not matter.
 WARM_STEPS = 4
 # Least ratio of tokens/s to vLLM's own, and of the speed of one forward to that of steps.
 TARGET, VALIDATION_TARGET = 0.9, 10.0
@@ -108,17 +108,21 @@ def best_of(
         took: dict[bool, list[float]] = defaultdict(list)
         mib: dict[bool, int] = defaultdict(int)
         own_s = []
-        for index in range(repeat):
+        # The first turn warms up too, because graphs are recorded by length. Its memory counts.
+        for index in range(repeat + 1):
             for on in ways:
                 use_graphs(engine, on)
                 before, began = machine.gpu_mib(), time.perf_counter()
                 chains(engine, seq_len, max_tokens, n, f"turn-{index}")
-                took[on].append(time.perf_counter() - began)
+                seconds = time.perf_counter() - began
                 mib[on] = max(mib[on], machine.gpu_mib() - before)
-                say_json(nonces=n, steps=_name(on), seconds=took[on][-1])
+                if index:
+                    took[on].append(seconds)
+                    say_json(nonces=n, steps=_name(on), seconds=seconds)
             own = generate(engine, prompts, max_tokens)
-            own_s.append(own.seconds)
-            say_json(nonces=n, steps="vLLM's own", **own._asdict())
+            if index:
+                own_s.append(own.seconds)
+                say_json(nonces=n, steps="vLLM's own", **own._asdict())
         tokens, of_own = n * (seq_len + max_tokens), statistics.median(own_s)
         for on in ways:
             proof_s = statistics.median(took[on])
@@ -230,12 +234,14 @@ def validation(
         say(f"{n} nonces judged {way}: {took_s:.2f} s")
         return took_s, values[-1]
 
-    # One forward warms up with the timed length, because its kernels are chosen by its size.
+    # One forward warms up with the timed length, because its kernels are chosen by its size. So do
+    # steps with CUDA graphs, which are recorded by length.
     use_graphs(engine, False)
     once_s, at_once = measure("in one forward", max_tokens, n)
-    warm, stepped = min(max_tokens, WARM_STEPS), []
+    stepped = []
     for on in ways:
         use_graphs(engine, on)
+        warm = max_tokens if on else min(max_tokens, WARM_STEPS)
         for how, batch in ((f"{USUAL_BATCH} at a time", USUAL_BATCH), ("as many as fit", n)):
             way = f"step by step ({_name(on)}), {how}"
             stepped.append(measure(way, warm, batch, stepwise=True))

@@ -1,16 +1,20 @@
 """The benchmarks' own rules: which runs count, how a job is polled, what passes."""
 
 import os
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from bench import challenge, queue_scale
+from bench import challenge, decode_speed, queue_scale
 from bench.fleet import pump
 from bench.fleet.figures import Look, Stretch
 from bench.harness import machine, node, overhead
 from bench.harness.machine import Observed, Usage
 from bench.harness.overhead import Pair
 from bench.reading import console_pages, pollers
+from poc_core.records import ModelInfo
 
 Capture = pytest.CaptureFixture[str]
 
@@ -144,3 +148,36 @@ def test_a_window_of_the_fleet_without_nonces_is_not_measured(
     assert pump.in_turns([1], 8, 6.0)[1].n_nonces == 8
     with pytest.raises(RuntimeError, match="2 workers computed nothing"):
         pump.in_turns([2], 8, 6.0)
+
+
+def test_no_measured_chain_records_the_graphs_of_its_length(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    now, seen = [0.0], Counter[Any]()
+
+    def record(*shape: Any) -> None:
+        seen[shape] += 1
+        now[0] += 2.0 if seen[shape] > 1 else 32.0  # 30 s to record
+
+    def chains(_engine: Any, _seq_len: int, length: int, n: int, _block_hash: str) -> list[Any]:
+        record(length, n)
+        return [[0] * (length + 1)] * n
+
+    def judged(_engine: Any, spec: Any, nonces: Any) -> list[Any]:
+        record(spec.options["max_tokens"], len(nonces), spec.options.get("stepwise"))
+        return [[0, 0.0]] * len(nonces)
+
+    own = decode_speed.Generation(1.0, 1.0)
+    for name, stand_in in {
+        "chains": chains,
+        "compute_all": judged,
+        "generate": lambda *_: own,
+        "random_prompts": lambda *_: [],
+        "time": SimpleNamespace(perf_counter=lambda: now[0]),
+    }.items():
+        monkeypatch.setattr(decode_speed, name, stand_in)
+    engine: Any = SimpleNamespace(info=ModelInfo("m", 256, 4, 512, 4096, "float32"))
+    decode_speed.best_of(engine, 16, 64, [8], repeat=2, ways=[True])
+    assert '"ratio": 0.5,' in capsys.readouterr().out
+    decode_speed.validation(engine, 16, 64, 8, repeat=1, ways=[True])
+    assert "step by step (graphs), 32 at a time: 2.00 s" in capsys.readouterr().out
