@@ -85,10 +85,10 @@ def start(
     redis_url: str, n: int, batch: int, seconds: float, pace: float | None = None
 ) -> list[subprocess.Popen[bytes]]:
     """Starts the processes that act as `n` workers for `seconds`."""
-    each = n // PROCESSES
     processes = []
     for index in range(PROCESSES):
-        part = {"first": each * index, "workers": each}
+        first, end = (n * place // PROCESSES for place in (index, index + 1))
+        part = {"first": first, "workers": end - first}
         order = Order(redis_url=redis_url, batch=batch, seconds=seconds, pace=pace, **part)
         command = [sys.executable, "-m", "bench.fleet.pump"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)

@@ -150,6 +150,21 @@ def test_a_window_of_the_fleet_without_nonces_is_not_measured(
         pump.in_turns([2], 8, 6.0)
 
 
+@pytest.mark.parametrize("n", [1, 2, 33])
+def test_the_pump_acts_as_every_worker_of_a_fleet(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[pump.Order] = []
+
+    def popen(_command: Any, **_options: Any) -> Any:
+        def write(text: bytes) -> None:
+            orders.append(pump.Order.model_validate_json(text))
+
+        return SimpleNamespace(stdin=SimpleNamespace(write=write, close=lambda: None))
+
+    monkeypatch.setattr(pump.subprocess, "Popen", popen)
+    pump.start("redis://", n, 8, 1.0)
+    assert [k for one in orders for k in range(one.first, one.first + one.workers)] == [*range(n)]
+
+
 def test_no_measured_chain_records_the_graphs_of_its_length(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
