@@ -39,7 +39,8 @@ _SHAPES_KNOWN = 256
 Caches = Callable[[], AbstractContextManager[None]]
 T = TypeVar("T")
 
-# Address and shape of the kept caches, number of nonces, positions, and vLLM's buffers.
+# Address and shape of the kept caches, number of nonces, positions of a prefill, steps, and vLLM's
+# buffers.
 _Key = tuple[int, ...]
 
 
@@ -92,7 +93,7 @@ class StepGraphs:
             id(place),
             *place.shape,
             len(batch.nonces),
-            batch.order.shape.positions,
+            *batch.order.shape,  # block tables depend on the prefill's positions, too
             *kv_caches.workspaces(alike_on_ranks=self._together),
         )
         if step == batch.order.n_parts:

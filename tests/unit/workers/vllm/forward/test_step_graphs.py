@@ -45,14 +45,14 @@ class Graph:
         return kept
 
 
-def begun(n: int = N) -> Batch:
-    options: Any = {"max_tokens": STEPS}
+def begun(n: int = N, seq_len: int = SEQ_LEN, n_steps: int = STEPS) -> Batch:
+    options: Any = {"max_tokens": n_steps}
     spec = ProofSpec(
-        scheme="decode", block_hash="b", public_key="k", seq_len=SEQ_LEN, options=options
+        scheme="decode", block_hash="b", public_key="k", seq_len=seq_len, options=options
     )
     loaded = load_scheme(spec, hidden_size=HIDDEN, n_layers=1, device=CPU, dtype=torch.float32)
     batch = loaded.begin(range(n))
-    batch.take(0, torch.randn(n, SEQ_LEN, HIDDEN, generator=torch.Generator().manual_seed(0)))
+    batch.take(0, torch.randn(n, seq_len, HIDDEN, generator=torch.Generator().manual_seed(0)))
     return batch
 
 
@@ -251,6 +251,32 @@ def test_sizes_that_have_no_memory_for_a_graph_leave_smaller_ones_theirs(
     assert outputs(2) == ["replayed"] * 3
     assert tried == [2, 4, 3]
     assert graphs.why_not == ""
+
+
+def test_chains_of_equal_length_with_other_prefills_share_no_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Block tables have no state in columns of the prefill's checkpoints (GLM-5.3-Flash)."""
+    from workers.vllm.forward import step_graphs
+    from workers.vllm.forward.kv_isolation import ScratchGroup
+    from workers.vllm.forward.layout import BlockTables
+
+    def recorded_step(_batch: Batch, tables: Any, *_others: Any) -> Any:
+        return SimpleNamespace(
+            fill=lambda *_: None, record=lambda *_: None, replayed=lambda: tables.tables[0].tolist()
+        )
+
+    monkeypatch.setattr(step_graphs, "RecordedStep", recorded_step)
+    graphs, place = graphs_of(1, monkeypatch), SimpleNamespace(shape=(1, 9))
+    spec = SimpleNamespace(block_size=2, num_prefill_checkpoint_blocks=1)
+    groups = [ScratchGroup(SimpleNamespace(kv_cache_spec=spec), 1, ("kda",), 0, True)]
+    seen = []
+    for rows in (5, 3):
+        tables = BlockTables(groups, 1, rows, 9, CPU)
+        batch = begun(1, rows, 9 - rows)
+        held: Any = SimpleNamespace(batch=batch, place=place, tables=tables, state=None)
+        seen.append([graphs.output(held, range(1), step) for step in (1, 2)])
+    assert seen == [[None, [[0, 0, 1, 1, 1]]], [None, [[0, 1, 1, 1, 1]]]]
 
 
 def test_an_operator_can_switch_recording_off(monkeypatch: pytest.MonkeyPatch) -> None:
