@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.compose_file import ROOT
+from tests.harness.documents import blocks
 
 
 def make_secrets(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -180,3 +181,21 @@ class TestSecrets:
         done = make_secrets(tmp_path, FLOWER_PASSWORD=password)
         assert done.returncode == 1
         assert done.stderr.startswith("FLOWER_PASSWORD may hold letters, digits")
+
+
+@pytest.mark.parametrize("page", ["kubernetes", "redis"])
+def test_a_pages_commands_make_them_where_only_the_operator_reads_them(
+    page: str, tmp_path: Path
+) -> None:
+    """In a folder that is not there yet."""
+    (block,) = [
+        one for one in blocks(ROOT / "docs" / f"{page}.md") if "make_secrets.sh" in one.text
+    ]
+    commands = block.text.split("\nkubectl ")[0].replace("/etc/", f"{tmp_path}/")
+    (tmp_path / "redis").mkdir()
+    commands = commands.replace("/var/lib/redis", str(tmp_path / "redis"))
+    done = subprocess.run(["sh", "-ec", commands], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    made = tmp_path / "proofline"
+    assert (made / "redis_password").exists()
+    assert made.stat().st_mode & 0o777 == 0o700
