@@ -1,5 +1,7 @@
 """docker/k8s/proofline.yaml without a cluster, against compose.yaml; the rest: docker/chart."""
 
+import json
+import shlex
 import subprocess
 from copy import deepcopy
 from typing import Any
@@ -169,3 +171,30 @@ def test_the_patch_for_tls_leaves_a_deployment_that_follows_the_schema(version: 
     assert {"name": "POC_TRUSTED_NETWORKS", "value": "127.0.0.1/32"} in api["env"]
     assert spec["hostAliases"] == [{"ip": "127.0.0.1", "hostnames": ["api"]}]
     assert "server api:8000;" in (ROOT / "docker" / "tls" / "nginx.conf").read_text()
+
+
+def test_the_commands_for_tls_let_the_network_node_through_the_network_policy() -> None:
+    """As kubectl runs those in the first lines of tls.yaml."""
+    (policy,) = [
+        deepcopy(one)
+        for one in OBJECTS
+        if (one["kind"], one["metadata"]["name"]) == ("NetworkPolicy", "api")
+    ]
+    text = (ROOT / "docker" / "k8s" / "tls.yaml").read_text()
+    found = [line.removeprefix("#   ") for line in text.splitlines() if "#   kubectl" in line]
+    commands = [shlex.split(line) for line in found]
+    for command in commands:
+        if "networkpolicy" in command:
+            assert command[command.index("networkpolicy") + 1] == "api"
+            for change in json.loads(command[-1]):
+                *parents, end = change["path"].removeprefix("/").split("/")
+                place: Any = policy
+                for parent in parents:
+                    place = place[int(parent) if isinstance(place, list) else parent]
+                assert (change["op"], end) == ("add", "-")
+                place.append(change["value"])
+    (expose,) = [command for command in commands if "expose" in command]
+    port = expose[expose.index("--target-port") + 1]
+    assert {"port": port} in policy["spec"]["ingress"][0]["ports"]
+    assert {"port": "http"} in policy["spec"]["ingress"][0]["ports"]
+    kubernetes_validate.validate(policy, VERSIONS[-1], strict=True)
