@@ -50,6 +50,15 @@ annotations: { proofline/settings: {{ dict "settings" .Values.settings "tls" .Va
 {{/* The environment by which a process of kind .user finds Redis. */}}
 {{- define "proofline.redis" -}}
 {{- $redis := .root.Values.redis -}}
+{{- if and $redis.users (regexMatch "://[^/?]*@" $redis.url) -}}
+{{- fail "redis.users: true, and redis.url names a user" -}}
+{{- end -}}
+{{- if and $redis.caSecret (not (hasPrefix "rediss" $redis.url)) -}}
+{{- fail (printf "redis.caSecret: %s, and redis.url begins with neither rediss:// nor rediss+sentinel://" $redis.caSecret) -}}
+{{- end -}}
+{{- if and $redis.sentinelPassword (not (contains "+sentinel://" $redis.url)) -}}
+{{- fail "redis.sentinelPassword: true, and redis.url names no Sentinels" -}}
+{{- end -}}
 {{- $url := $redis.url | default "redis://redis:6379/0" -}}
 {{- if $redis.users -}}
 {{- $url = $url | replace "://" (printf "://%s@" .user) -}}

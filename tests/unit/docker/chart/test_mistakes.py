@@ -96,6 +96,15 @@ def test_a_redis_that_processes_would_refuse_is_refused_before(url: str) -> None
             },
             "workers[0].autoscale.max: 2 is below min, 3",
         ),
+        (
+            {"redis": {"url": "redis://worker@redis.example:6379/0", "users": True}},
+            "redis.users: true, and redis.url names a user",
+        ),
+        ({"redis": {"caSecret": "redis-ca"}}, "redis.caSecret: redis-ca, and redis.url begins"),
+        (
+            {"redis": {"url": "redis://redis.example:6379/0", "sentinelPassword": True}},
+            "redis.sentinelPassword: true, and redis.url names no Sentinels",
+        ),
     ],
 )
 def test_values_that_do_not_fit_each_other_are_an_error_with_its_path(
