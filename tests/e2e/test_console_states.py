@@ -1,6 +1,6 @@
 """The console in a real browser, before a node whose processes are only told."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
@@ -8,7 +8,7 @@ from typing import Any, cast
 import fakeredis
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
@@ -227,6 +227,21 @@ def test_a_validations_page_has_an_address_and_the_distances(page: Page, shown: 
     page.go_back()
     expect(page.locator("#workers")).to_be_visible()
     node.start_round()
+
+
+def refuses(status: int, why: str) -> Callable[[Route], None]:
+    return lambda route: route.fulfill(status=status, json={"detail": why})
+
+
+@pytest.mark.slow
+def test_a_range_whose_history_could_not_be_read_is_read_with_the_next_step(
+    console: Opened, page: Page
+) -> None:
+    expect(page.locator("figcaption")).to_contain_text("the last 15 min")
+    page.route("**/api/v1/console/history?step=20", refuses(503, "Later."), times=1)
+    page.get_by_role("button", name="1 h").click()
+    expect(page.locator("figcaption")).to_contain_text("the last 1 h")
+    console.forgive("503 (Service Unavailable)")
 
 
 @pytest.mark.slow

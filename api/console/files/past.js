@@ -3,8 +3,9 @@ export const RANGES = [[5, '15 min'], [20, '1 h'], [120, '6 h'], [480, '24 h']]
 const SHOWN = 180
 const COLUMNS = ['chats', 'failed', 'active', 'first_token']
 
-/** Adds the new steps `told` to the history `past`, and drops the oldest steps. Returns null if steps are missing between the two. */
+/** Adds the new steps `told` to the history `past`, and drops the oldest steps. Returns null if steps are missing between the two, or have another length. */
 export function joined(past, told) {
+  if (past.step_s !== told.step_s) return null
   const n = Math.round((told.first - past.first) / past.step_s) // steps of `past` that stay
   if (n < 0 || n > SHOWN) return null
   const column = (old, fresh) => [...(old ?? Array(SHOWN).fill(0)).slice(0, n), ...fresh]
