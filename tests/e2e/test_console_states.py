@@ -229,6 +229,22 @@ def test_a_validations_page_has_an_address_and_the_distances(page: Page, shown: 
     node.start_round()
 
 
+def test_an_action_on_a_jobs_page_that_is_refused_says_why(
+    console: Opened, page: Page, shown: Shown
+) -> None:
+    job_id = shown.node.jobs.create(new_job([1, 2]))
+    shown.node.jobs.create(new_job([3, 4]))
+    page.get_by_role("link", name=job_id[:8]).first.click()
+    why = "The role read-only may not do this."
+    page.route("**/api/v1/pow/generate/*", refuses(403, why))
+    page.get_by_role("button", name="Cancel job").click()
+    expect(page.get_by_role("alert")).to_have_text(why)
+    page.get_by_role("link", name="Back to the overview").click()
+    expect(page.locator("#workers")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    console.forgive("403 (Forbidden)")
+
+
 def refuses(status: int, why: str) -> Callable[[Route], None]:
     return lambda route: route.fulfill(status=status, json={"detail": why})
 

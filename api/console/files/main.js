@@ -124,7 +124,7 @@ const act = {
 }
 
 addEventListener('hashchange', () => {
-  change({ workId: workOf(location.hash) })
+  change({ workId: workOf(location.hash), jobProblem: '' })
   scrollTo(0, 0)
 })
 place.replaceChildren()

@@ -32,6 +32,7 @@ export class WorkPage extends Component {
   render({ known, act }, { found, problem }) {
     return html`<p class="back"><a href="#/">Back to the overview</a></p>
       ${problem && html`<p role="alert" class="problem">${problem}</p>`}
+      ${known.jobProblem && html`<p role="alert" class="problem">${known.jobProblem}</p>`}
       ${found ? html`<${Found} one=${found} now=${known.now} act=${act} />` : !problem && html`<p>Reading …</p>`}`
   }
 }
