@@ -21,6 +21,7 @@ from cli.terminal import UsageError
 from poc_core.errors import OptionsError
 from tests.harness.waiting import wait_until
 from tests.integration.processes import assert_all_gone, is_running
+from tests.stacks.own_redis import write_before_answers
 from workers.engines.options import EngineOptions
 
 pytestmark = pytest.mark.integration
@@ -170,11 +171,8 @@ def test_a_killed_worker_comes_back(folder: Path) -> None:
 def test_a_killed_redis_comes_back_with_its_data(folder: Path) -> None:
     with fake_stack() as running:
         with redis.Redis.from_url(str(running.redis_url), retry=None) as client:
+            write_before_answers(str(running.redis_url))
             client.set("key", "kept")
-            # While an fsync is under way, Redis delays its writes by up to 2 s.
-            wait_until(
-                lambda: client.info("persistence")["aof_buffer_length"] == 0, "a written file"
-            )
         first = running.redis_pid
         assert first is not None
         os.kill(first, signal.SIGKILL)

@@ -21,6 +21,7 @@ from tests.harness.samples import body
 from tests.harness.waiting import wait_until
 from tests.integration.node import PREFIX, Node, synthetic_artifacts
 from tests.integration.processes import frozen, is_running
+from tests.stacks.own_redis import write_before_answers
 from tests.stacks.round_client import another_worker
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
@@ -151,6 +152,7 @@ class TestApi:
 
 class TestRedis:
     def test_that_is_killed_costs_no_nonce(self, node: Node) -> None:
+        write_before_answers(str(node.stack.redis_url))
         job = Job(node)
         job.wait_middle()
         killed = kill(node.stack.redis_pid)
@@ -160,6 +162,7 @@ class TestRedis:
     def test_that_is_killed_again_and_again_costs_no_nonce(self, node: Node) -> None:
         job = Job(node, 2 * N_NONCES)
         for _ in range(3):
+            write_before_answers(str(node.stack.redis_url))
             job.wait_middle()
             kill(node.stack.redis_pid)
             wait_until(lambda: node.job(job.id), "a Redis that is back")
@@ -169,6 +172,7 @@ class TestRedis:
         """As one that is killed while its disk is slow: workers hold batches again that they
         were done with.
         """
+        write_before_answers(str(node.stack.redis_url))
         job = Job(node)
         job.wait_middle()
         written = append_only_file(node)

@@ -15,6 +15,7 @@ import pytest
 
 from poc_core.settings import Settings
 from tests.peers.receiver import Receiver, gaps_and_repeats
+from tests.stacks.own_redis import write_before_answers
 from tests.stacks.round_client import (
     FAST,
     StackClient,
@@ -289,6 +290,7 @@ class TestKilled:
         assert [p.payload_id for p in receiver.taken()].count(receiver.taken()[0].payload_id) == 2
 
     def test_redis(self, client: StackClient, receiver: Receiver) -> None:
+        write_before_answers(client.redis_url)
         client.start(receiver)
         client.wait(lambda: len(receiver.taken()) >= 2, 300, "two payloads")
         before, engines = client.processed(), client.stack.worker_pids()
