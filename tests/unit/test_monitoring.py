@@ -235,6 +235,23 @@ def test_an_alert_says_what_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
     assert re.fullmatch(r"\d+m", alert.get("for", "1m"))
 
 
+def test_the_alert_of_failed_tasks_sees_the_first_failure() -> None:
+    """Flower counts by worker, from its first failure on, and a series that begins has risen by
+    nothing: what was not there before is looked for itself.
+    """
+    (alert,) = [alert for alert in ALERTS if alert["alert"] == "ProoflineTasksFail"]
+    (fresh,) = [
+        node
+        for node in nodes(alert["expr"])
+        if isinstance(node, promql.BinaryExpr) and str(node.op) == "unless"
+    ]
+    now, before = fresh.lhs, fresh.rhs
+    assert isinstance(now, promql.VectorSelector)
+    assert isinstance(before, promql.VectorSelector)
+    assert (now.offset, now.prettify()) != (before.offset, before.prettify())
+    assert f"{now.prettify()} offset" in before.prettify()
+
+
 @cache
 def shown() -> set[str]:
     """The metrics that some panel asks for."""
