@@ -109,10 +109,11 @@ class TestStates:
         for n in (3, 2, 5, 3):
             place = kept.take(n, BLOCK + 1)
             states = [cache for name in "ab" for cache in place.caches[name]]
-            assert all(not state.any() for state in states)
-            for state in states:
-                state.fill_(-1)
-            place.caches["attn"][0].fill_(-1)
+            assert all(not state[: 1 + n].any() for state in states)
+            # NaN at positions that are still to come would spoil the sums of attention.
+            assert not place.caches["attn"][0][: 1 + 2 * n].any()
+            for cache in (*states, *place.caches["attn"]):
+                cache.fill_(torch.nan)
             kept.free(place)
 
     @pytest.mark.parametrize("kind", ["CircularBufferSpec", "KpoolTailSpec"])

@@ -142,6 +142,18 @@ class TestBound:
                 sizes.append(layers["0"].kv_cache.shape[0])
         assert sizes == [3, 3, 6, 6]
 
+    def test_no_nan_of_another_batch_is_left_behind_the_end_of_a_sequence(self) -> None:
+        """Attention multiplies masked positions by 0, and NaN stays NaN."""
+        layers = {name: layer_with(cache_of()) for name in "01"}
+        caches = scratch(layers, group_of(plain_spec(), "0", "1"))
+        for n_sequences, seq_len in ((3, BLOCK), (3, BLOCK - 1), (2, 2 * BLOCK + 1)):
+            with caches.bound(n_sequences, seq_len):
+                used = layers["1"].kv_cache[: 1 + n_sequences * -(-seq_len // BLOCK)]
+                assert not used.any()
+                used.fill_(torch.nan)
+            with caches.bound(n_sequences, seq_len):  # the next slice
+                assert used.isnan().all()
+
     def test_memory_order_is_that_of_chats_cache(self) -> None:
         live = cache_of().permute(0, 1, 3, 2, 4).contiguous().permute(0, 1, 3, 2, 4)
         layers = {"0": layer_with(live)}

@@ -58,6 +58,7 @@ class ScratchCaches:
         self.private = False
         self._layers = layers
         self._caches: dict[tuple[Any, ...], list[Tensor]] = {}
+        self._size = (0, 0)  # sequences, and tokens of each, for which `bound` was called last
         self.groups: list[ScratchGroup] = []
         for group in kv_caches.attention_groups(runner):
             names = tuple(group.layer_names)
@@ -106,6 +107,9 @@ class ScratchCaches:
             for index, group in enumerate(self.groups)
             for name in group.layer_names
         }
+        if self._size != (n_sequences, seq_len):
+            self._size = (n_sequences, seq_len)
+            self.clear(scratch, n_sequences, seq_len)
         with self.bound_to(scratch):
             yield
 
@@ -171,12 +175,18 @@ class ScratchCaches:
         """Returns the number of tensors that `new_caches` creates."""
         return sum(1 for _ in self._chat_tensors())
 
-    def zero_states(self, caches: Mapping[str, Sequence[Tensor]]) -> None:
-        """Fills the state caches among `caches` with zeros, for new sequences."""
+    def clear(self, caches: Mapping[str, Sequence[Tensor]], n_sequences: int, seq_len: int) -> None:
+        """Fills caches with zeros, by layer, for `n_sequences` new sequences of `seq_len` tokens.
+        NaN of an earlier nonce would spoil sums even at masked positions (see `_zeros_like`), so
+        all later nonces in its place would be excluded.
+        """
+        done: set[int] = set()
         for group in self.groups:
-            for name in group.layer_names if group.is_state else ():
-                for cache in caches[name]:
-                    cache.zero_()
+            n_blocks = group.n_blocks(n_sequences, seq_len)
+            for cache in (one for name in group.layer_names for one in caches[name]):
+                if id(cache) not in done:  # layers share caches
+                    done.add(id(cache))
+                    cache.narrow(group.block_dim, 0, n_blocks).zero_()
 
     def chats_bytes(self) -> int:
         """Returns the size of chat's caches in bytes, without counting shared memory twice."""

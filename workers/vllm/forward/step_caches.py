@@ -123,7 +123,7 @@ class StepCaches:
         if place.shape[0] < n_states or place.shape[1] < n_tokens:
             place.make(self._scratch, n_states, n_tokens)
         else:
-            self._scratch.zero_states(place.caches)
+            self._scratch.clear(place.caches, n, positions)
         place.is_taken = True
         return place
 

@@ -33,7 +33,7 @@ class Scratch:
     def n_new_caches(self) -> int:
         return 1
 
-    def zero_states(self, _caches: Any) -> None: ...
+    def clear(self, *_caches: Any) -> None: ...
 
 
 def test_no_micro_batch_uses_chats_caches_after_a_larger_one_lacked_memory() -> None:
