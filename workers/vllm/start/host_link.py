@@ -173,13 +173,14 @@ class Head:
                 connection.close()
                 return
             sock.settimeout(SILENT_S)
+            other_host = connection.other_host  # OSError if the connection has been reset
         except OSError as error:
             logger.warning("a client of %s is no follower: %s", self._span.head, error)
             connection.close()
             return
         rank = int(hello["rank"])
         self._followers[rank] = connection
-        logger.info("host %d of the engine has connected: %s", rank, connection.other_host)
+        logger.info("host %d of the engine has connected: %s", rank, other_host)
         connection.beat()
         connection.keep(partial(self._hear, rank), partial(self._lost, rank))
 

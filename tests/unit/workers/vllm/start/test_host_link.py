@@ -1,10 +1,12 @@
 """The head of an engine over several hosts and its followers, on loopback and without vLLM."""
 
+import json
 import logging
 import os
 import queue
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -200,6 +202,22 @@ def test_a_follower_that_goes_before_all_are_there_is_waited_for_again(group: An
     assert {follower.result(30)[1][5] for follower in followers} == {"1", "2"}
     heading.result(30)
     assert hosts.exits.empty()
+
+
+def test_a_follower_whose_connection_was_reset_before_the_head_looked_is_waited_for_again(
+    group: Any,
+) -> None:
+    hosts = group()
+    heading = hosts.head()
+    hello = json.dumps({"rank": 1, "plan": host_link.plan_of(hosts.options(1))}).encode() + b"\n"
+    wait_until(lambda: listens(hosts.port), "the head")
+    at = (HOST, hosts.port)
+    # The head listens to the first connection until that ends.
+    with socket.create_connection(at), socket.create_connection(at) as lost:
+        lost.sendall(hello)
+        lost.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    hosts.follower(1).result(60)
+    assert heading.result(60)
 
 
 @pytest.mark.parametrize(
