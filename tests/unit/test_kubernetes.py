@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -110,6 +111,27 @@ def test_memory_of_redis_is_above_what_it_may_hold() -> None:
 
 
 class TestProbes:
+    @pytest.mark.parametrize(
+        ("answer", "lives", "ready"),
+        [
+            ("PONG", True, True),
+            ("LOADING Redis is loading the dataset in memory", True, False),
+            ("Could not connect to Redis at 127.0.0.1:6379: Connection refused", False, False),
+            ("BUSY Redis is busy running a script.", False, False),
+        ],
+    )
+    def test_nothing_kills_a_redis_that_reads_its_file_back(
+        self, answer: str, lives: bool, ready: bool, tmp_path: Path
+    ) -> None:
+        cli = tmp_path / "redis-cli"
+        cli.write_text(f"#!/bin/sh\necho '{answer}'\n")
+        cli.chmod(0o755)
+        for probe, passes in {"startup": lives, "liveness": lives, "readiness": ready}.items():
+            command = container("redis")[f"{probe}Probe"]["exec"]["command"]
+            env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+            done = subprocess.run(command, env=env, capture_output=True)
+            assert (done.returncode == 0) == passes, probe
+
     def test_the_api_is_asked_for_its_own_sake_alone(self) -> None:
         """A node without a ready worker still tells its state, and can be told to deploy."""
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
