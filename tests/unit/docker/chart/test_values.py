@@ -21,7 +21,7 @@ from tests.cluster.chart import (
     pod_of,
     running,
 )
-from tests.cluster.values import SETS
+from tests.cluster.values import SETS, Values
 from tests.harness.compose_file import ROOT
 
 pytestmark = pytest.mark.xdist_group("kubernetes")  # one process reads the schemas
@@ -216,6 +216,26 @@ class TestMonitoring:
         shown = board["data"]["proofline.json"]
         assert json.loads(shown) == json.loads(own.replace('"uid": "prometheus"', '"uid": "mine"'))
         assert '"uid": "prometheus"' not in shown
+
+    @pytest.mark.parametrize(
+        ("values", "secret"), [({}, "mine"), ({"keySecret": "keys"}, "keys")], ids=["same", "other"]
+    )
+    def test_prometheus_reads_its_keys_in_the_nodes_secret(
+        self, values: Values, secret: str
+    ) -> None:
+        monitored = {"serviceMonitor": {"enabled": True} | values}
+        found = objects({"secret": "mine", "flower": {"enabled": True}, "monitoring": monitored})
+        named = {
+            part["name"]
+            for one in found
+            if one["kind"] == "ServiceMonitor"
+            for endpoint in one["spec"]["endpoints"]
+            for part in (
+                *endpoint.get("authorization", {}).values(),
+                *endpoint.get("basicAuth", {}).values(),
+            )
+        }
+        assert named == {secret}
 
     def test_all_apis_are_one_target(self) -> None:
         """As Prometheus relabels three pods' endpoints: one label set, so one target."""
