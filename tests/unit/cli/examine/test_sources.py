@@ -1,6 +1,7 @@
 """`proofline config`: values, where they come from, and what is hidden."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from cli.examine import sources
 from cli.main import app
 from poc_core.settings import Settings
+from tests.harness.documents import ROOT
 
 SECRET = "a-secret-of-16-characters"
 
@@ -132,3 +134,14 @@ def test_what_is_no_url_and_a_file_that_cannot_be_read_are_no_errors(
 
 def denied(*_: object, **__: object) -> str:
     raise PermissionError(13, "Permission denied")
+
+
+def test_config_shows_each_variable_that_the_page_lists(runner: CliRunner) -> None:
+    """The backup of a node's settings is what `proofline config --changed` prints."""
+    page = (ROOT / "docs" / "settings.md").read_text()
+    table = page.partition("Other variables that processes read:")[2]
+    listed = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+    assert len(listed) > 5
+    answer = runner.invoke(app, ["config", "--changed"], env=dict.fromkeys(listed, "given"))
+    found = {line.partition(" = ")[0] for line in answer.stdout.splitlines()}
+    assert [name for name in listed if name not in found] == []
