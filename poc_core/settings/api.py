@@ -5,7 +5,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr
 
 from poc_core.settings.theme import Theme, listed, parsed
 
@@ -77,8 +77,3 @@ class ApiSettings(Theme):
     """Largest request body in bytes; a validation of 100,000 nonces has 11 MB."""
     api_port: Annotated[str, parsed(parse_ports)] = Field("8000", coerce_numbers_to_str=True)
     """The API's ports, separated by spaces, if no --port is given."""
-
-    @field_validator("api_key", mode="before")
-    @classmethod
-    def _no_key(cls, key: object) -> object:
-        return key or None  # Compose passes an empty key

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -10,6 +10,13 @@ class Theme(BaseSettings):
     """Settings about one subject, each with a docstring for docs/settings.md."""
 
     model_config = SettingsConfigDict(env_prefix="POC_", extra="ignore", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, given: object, field: ValidationInfo) -> object:
+        """Compose passes a variable without a value as an empty text."""
+        optional = cls.model_fields[str(field.field_name)].default is None
+        return None if optional and given == "" else given
 
 
 def parsed(parse: Callable[[str], object]) -> AfterValidator:

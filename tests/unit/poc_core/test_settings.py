@@ -50,6 +50,17 @@ def test_every_bad_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings()
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, field in Settings.model_fields.items() if field.default is None]
+)
+def test_an_empty_variable_is_unset_if_the_setting_may_be_unset(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """So a line `POC_CALLBACK_TRUSTED_CERTS=` in Compose's .env means the system's certificates."""
+    monkeypatch.setenv(f"POC_{name.upper()}", "")
+    assert getattr(load_settings(), name) is None
+
+
 @pytest.mark.parametrize("text", ["", '"32"', "32s"])
 @pytest.mark.parametrize("name", ["BATCH_SIZE_DEFAULT", "CALLBACK_INTERVAL_SEC", "REQUIRE_KEYS"])
 def test_a_number_or_choice_that_cannot_be_read_is_shown(
