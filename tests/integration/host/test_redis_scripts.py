@@ -38,7 +38,9 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompose]:
 
 @pytest.fixture
 def as_user(compose: LocalCompose) -> Iterator[As]:
-    """Connections of users, each with a timeout that no script of ours needs."""
+    """Connections of users, each with a timeout that neither a script of ours nor a busy machine
+    needs.
+    """
     with ExitStack() as exits:
 
         def connection(user: str) -> Redis:
@@ -46,7 +48,7 @@ def as_user(compose: LocalCompose) -> Iterator[As]:
             if user != "default":
                 url = compose.redis_url_of(user, compose.secret(f"{user}_redis_password"))
             settings = Settings(redis_url=url)
-            client = connect(settings, patient=False, timeout_s=2.0)
+            client = connect(settings, patient=False, timeout_s=60.0)
             exits.callback(client.close)
             return client
 
@@ -115,7 +117,7 @@ def test_celerys_scripts_are_the_apis_too(compose: LocalCompose, as_user: As) ->
     url = compose.redis_url_of("worker", compose.secret("worker_redis_password"))
     with create_app(url, "worker").connection_for_read() as connection:
         client = connection.default_channel.client
-        lock = client.lock("unacked.worker.mutex", timeout=5)
+        lock = client.lock("unacked.worker.mutex", timeout=300)
         assert lock.acquire(blocking=False)
         with pytest.raises(ScriptsMissingError):
             lock.release()
