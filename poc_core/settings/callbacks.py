@@ -85,8 +85,12 @@ class CallbackSettings(Theme):
     @field_validator("callback_proxy")
     @classmethod
     def _real_proxy(cls, proxy: SecretStr | None) -> SecretStr | None:
-        parts = urlsplit(proxy.get_secret_value() if proxy else "http://none")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(proxy.get_secret_value() if proxy else "http://none")
+            is_real = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # its text may quote the password
+            is_real = False
+        if not is_real:
             raise ValueError("must look like http://host:port")
         return proxy
 

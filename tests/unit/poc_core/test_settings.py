@@ -181,3 +181,10 @@ class TestPasswordFile:
 def test_what_cannot_be_read_says_what_it_may_be(name: str, text: str, allowed: str) -> None:
     with pytest.raises(SettingsError, match=f"POC_{name.upper()}: must be {allowed}"):
         load_settings(**{name: text})
+
+
+@pytest.mark.parametrize("url", ["http://user:hid/den@proxy:3128", "http://proxy:99999", "proxy"])
+def test_a_proxy_without_a_usable_port_is_refused_without_showing_its_password(url: str) -> None:
+    with pytest.raises(SettingsError, match="POC_CALLBACK_PROXY: must look like") as refusal:
+        load_settings(callback_proxy=url)
+    assert "hid" not in str(refusal.value)
