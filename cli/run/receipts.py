@@ -60,8 +60,10 @@ class Receipts:
         self.n_faults = 0
 
     def take(self, path: str, body: dict[str, Any]) -> Receipt:
-        """Records the payload posted to `path`. Raises ValueError if its nonces are malformed."""
+        """Records the payload posted to `path`. ValueError if its id or nonces are malformed."""
         payload_id, nonces = body.get("payload_id"), _nonces_of(body)
+        if not isinstance(payload_id, str | None):
+            raise ValueError("its payload_id is no text")
         name, number = _origin(body, payload_id)
         sender = self.senders.setdefault(name, Sender(name))
         receipt = Receipt(f"{path} {payload_id or '(no payload_id)'} {_described(body, nonces)}")

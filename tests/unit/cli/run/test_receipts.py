@@ -97,10 +97,18 @@ def test_other_nodes_payloads_have_no_id(receipts: Receipts) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{"artifacts": 5}, {"artifacts": [{}]}, {"nonces": ["1"]}, {"nonces": 5}]
+    "body",
+    [
+        {"artifacts": 5},
+        {"artifacts": [{}]},
+        {"nonces": ["1"]},
+        {"nonces": 5},
+        {"payload_id": 5},
+        {"payload_id": ["r-0"]},
+    ],
 )
 def test_what_is_no_payload_is_refused(receipts: Receipts, body: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"its (nonces|artifacts)"):
+    with pytest.raises(ValueError, match=r"its (nonces|artifacts|payload_id)"):
         receipts.take("/generated", body)
 
 
