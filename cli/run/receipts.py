@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 # Nonces that a printed list contains at most.
@@ -28,27 +29,28 @@ class Sender:
     repeated_payloads: int = 0  # repeated because an answer was late or lost
     gapless: bool = False  # True if every nonce of a sequence is expected
 
-    def missing(self) -> list[int]:
-        """Returns the missing nonces between the lowest and highest; [] unless `gapless`.
+    def missing(self) -> tuple[int, list[int]]:
+        """Returns how many nonces are missing between the lowest and highest, and the lowest
+        missing nonces; (0, []) unless `gapless`.
 
         Each of N nodes computes every N-th nonce. Payloads do not contain N, so the greatest common
         divisor of the nonces' differences is used as N.
         """
         if not self.gapless or len(self.nonces) < 2:
-            return []
+            return 0, []
         first, last = min(self.nonces), max(self.nonces)
         step = math.gcd(*(nonce - first for nonce in self.nonces))
-        if (last - first) // step + 1 == len(self.nonces):
-            return []
-        return [nonce for nonce in range(first, last + 1, step) if nonce not in self.nonces]
+        gaps = (nonce for nonce in range(first, last + 1, step) if nonce not in self.nonces)
+        n_missing = (last - first) // step + 1 - len(self.nonces)
+        return n_missing, list(islice(gaps, min(n_missing, _SHOWN + 1)))
 
     def summary(self) -> str:
-        missing = self.missing()
+        n_missing, lowest = self.missing()
         text = f"{self.name}: {len(self.nonces):,} nonces in {len(self.digests):,} payloads"
         if self.repeated_payloads:
             text += f", of which {self.repeated_payloads:,} came again"
-        if missing:
-            return f"{text}; {len(missing):,} nonces MISSING: {_some(missing)}"
+        if n_missing:
+            return f"{text}; {n_missing:,} nonces MISSING: {_some(lowest)}"
         return f"{text}, none missing" if self.gapless else text
 
 
@@ -91,7 +93,7 @@ class Receipts:
         return [sender.summary() for sender in self.senders.values()]
 
     def is_whole(self) -> bool:
-        return not self.n_faults and not any(sender.missing() for sender in self.senders.values())
+        return not self.n_faults and not any(one.missing()[0] for one in self.senders.values())
 
     def _judged(self, receipt: Receipt) -> Receipt:
         self.n_faults += len(receipt.faults)

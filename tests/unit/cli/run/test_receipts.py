@@ -55,6 +55,13 @@ def test_a_nonce_that_never_came_is_missing(receipts: Receipts) -> None:
     assert not receipts.is_whole()
 
 
+def test_a_nonce_far_beyond_the_others_does_not_delay_the_end(receipts: Receipts) -> None:
+    receipts.take("/generated", artifacts(0, 1, 2**53))
+    (told,) = receipts.summary()
+    assert told.endswith("9,007,199,254,740,990 nonces MISSING: 2, 3, 4, 5, 6, ...")
+    assert not receipts.is_whole()
+
+
 def test_a_nonce_that_comes_in_two_payloads_is_a_fault(receipts: Receipts) -> None:
     receipts.take("/generated", artifacts(0, 1))
     found = receipts.take("/generated", artifacts(1, 2, payload_id="r-1"))
