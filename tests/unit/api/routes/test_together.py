@@ -21,7 +21,7 @@ class Value:
         self.readings += 1
         seen = self.now
         self.began.set()
-        assert self.may_end.wait(30)
+        assert self.may_end.wait(60)
         return seen
 
 
@@ -35,7 +35,7 @@ async def test_who_comes_while_it_is_read_gets_the_next_reading() -> None:
     together, value = Together(), Value()
     value.may_end.clear()
     first = asyncio.create_task(together.get("key", value.read))
-    await asyncio.to_thread(value.began.wait, 30)
+    await asyncio.to_thread(value.began.wait, 60)
     value.now = 1
     later = [asyncio.create_task(together.get("key", value.read)) for _ in range(10)]
     await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_a_reading_that_hangs_holds_up_nobody_else() -> None:
     together, silent, other = Together(), Value(), Value()
     silent.may_end.clear()
     hanging = asyncio.create_task(together.get("silent", silent.read))
-    await asyncio.to_thread(silent.began.wait, 30)
+    await asyncio.to_thread(silent.began.wait, 60)
     assert await together.get("other", other.read) == 0
     assert not hanging.done()
     silent.may_end.set()
@@ -76,7 +76,7 @@ async def test_a_client_that_leaves_takes_nobody_with_it() -> None:
     together, value = Together(), Value()
     value.may_end.clear()
     leaves, stays = (asyncio.create_task(together.get("key", value.read)) for _ in range(2))
-    await asyncio.to_thread(value.began.wait, 30)
+    await asyncio.to_thread(value.began.wait, 60)
     leaves.cancel()
     value.may_end.set()
     assert await stays == 0
@@ -96,7 +96,7 @@ async def test_a_reading_that_gets_no_thread_fails_and_the_next_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr("anyio.to_thread.run_sync", no_thread)
         with pytest.raises(RuntimeError, match="new thread"):
-            await asyncio.wait_for(together.get("key", value.read), 30)
+            await asyncio.wait_for(together.get("key", value.read), 60)
     assert await together.get("key", value.read) == 0
 
 

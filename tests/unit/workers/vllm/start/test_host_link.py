@@ -56,7 +56,7 @@ class Group:
 
     def stranger(self, said: bytes) -> bytes:
         """What is answered to whoever says this, up to the end of the connection."""
-        wait_until(lambda: listens(self.port), "the head", 30)
+        wait_until(lambda: listens(self.port), "the head", 60)
         with socket.create_connection((HOST, self.port), 10) as sock:
             sock.sendall(said)
             sock.shutdown(socket.SHUT_WR)
@@ -70,7 +70,7 @@ class Group:
         # Who misses an end ends its process, which no test may once `os._exit` is itself again.
         for thread in threading.enumerate():
             if thread.name == "host-link":
-                thread.join(30)
+                thread.join(60)
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:
@@ -121,8 +121,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_each_host_gets_its_part_of_the_engine(group: Any) -> None:
     hosts = group(3)
     followers = [hosts.follower(rank) for rank in (1, 2)]  # which wait for their head
-    head = hosts.head().result(30)
-    words = [head.words, *(follower.result(30)[1] for follower in followers)]
+    head = hosts.head().result(60)
+    words = [head.words, *(follower.result(60)[1] for follower in followers)]
     assert words == [
         [
             *("--distributed-executor-backend", "mp", "--nnodes", "3", "--node-rank", str(rank)),
@@ -139,29 +139,29 @@ def test_each_host_gets_its_part_of_the_engine(group: Any) -> None:
 def test_a_follower_hears_that_the_engine_serves_and_that_the_head_is_gone(group: Any) -> None:
     hosts = group()
     following, heading = hosts.follower(1), hosts.head()
-    connection, head = following.result(30)[0], heading.result(30)
+    connection, head = following.result(60)[0], heading.result(60)
     heard: queue.Queue[Any] = queue.Queue()
     connection.keep(heard.put, heard.put)
     head.serves()
-    assert heard.get(timeout=30) == {"serves": True}
+    assert heard.get(timeout=60) == {"serves": True}
     head.close()
-    assert heard.get(timeout=30) == "it closed the connection"
+    assert heard.get(timeout=60) == "it closed the connection"
 
 
 def test_a_head_ends_with_a_follower(group: Any) -> None:
     hosts = group()
     following, heading = hosts.follower(1), hosts.head()
-    heading.result(30)
-    following.result(30)[0].close()
-    assert hosts.exits.get(timeout=30) == host_link.HOST_LOST_STATUS
+    heading.result(60)
+    following.result(60)[0].close()
+    assert hosts.exits.get(timeout=60) == host_link.HOST_LOST_STATUS
 
 
 def test_a_head_that_closes_misses_nobody(group: Any) -> None:
     hosts = group()
     following, heading = hosts.follower(1), hosts.head()
-    heading.result(30).close()
-    following.result(30)[0].close()
-    wait_until(lambda: not threads("host-link"), "the end of all connections", 30)
+    heading.result(60).close()
+    following.result(60)[0].close()
+    wait_until(lambda: not threads("host-link"), "the end of all connections", 60)
     assert hosts.exits.empty()
 
 
@@ -172,7 +172,7 @@ def test_an_end_that_is_silent_is_lost(group: Any, monkeypatch: pytest.MonkeyPat
     lost: queue.Queue[str] = queue.Queue()
     with ours, theirs:
         Connection(ours).keep(lambda message: None, lost.put)
-        assert lost.get(timeout=30) == "no sign of life for 0.3 s"
+        assert lost.get(timeout=60) == "no sign of life for 0.3 s"
 
 
 def test_a_follower_that_leaves_drains_the_head(
@@ -182,25 +182,25 @@ def test_a_follower_that_leaves_drains_the_head(
     monkeypatch.setattr(os, "kill", lambda *said: signals.put(said))
     hosts = group()
     following, heading = hosts.follower(1), hosts.head()
-    heading.result(30)
-    following.result(30)[0].send(leaves=True)
-    assert signals.get(timeout=30) == (os.getpid(), signal.SIGTERM)
+    heading.result(60)
+    following.result(60)[0].send(leaves=True)
+    assert signals.get(timeout=60) == (os.getpid(), signal.SIGTERM)
 
 
 def test_a_follower_that_goes_before_all_are_there_is_waited_for_again(group: Any) -> None:
     hosts = group(3)
     heading = hosts.head()
     said = host_link.plan_of(hosts.options(1))
-    wait_until(lambda: listens(hosts.port), "the head", 30)
+    wait_until(lambda: listens(hosts.port), "the head", 60)
     first = Connection(socket.create_connection((HOST, hosts.port)))
     first.send(rank=1, plan=said)
     assert first.receive() == {}
     first.close()
-    wait_until(lambda: not threads("host-link"), "the end of the first", 30)
+    wait_until(lambda: not threads("host-link"), "the end of the first", 60)
     assert not heading.done()
     followers = [hosts.follower(rank) for rank in (1, 2)]
-    assert {follower.result(30)[1][5] for follower in followers} == {"1", "2"}
-    heading.result(30)
+    assert {follower.result(60)[1][5] for follower in followers} == {"1", "2"}
+    heading.result(60)
     assert hosts.exits.empty()
 
 
@@ -246,8 +246,8 @@ def test_a_stranger_neither_joins_nor_disturbs(group: Any, said: bytes, answered
         answer = b""
     assert answered in answer
     assert answered or not answer
-    hosts.follower(1).result(30)
-    assert heading.result(30)
+    hosts.follower(1).result(60)
+    assert heading.result(60)
 
 
 def test_a_host_with_other_options_says_so_and_waits_for_a_head_that_has_them(
@@ -255,12 +255,12 @@ def test_a_host_with_other_options_says_so_and_waits_for_a_head_that_has_them(
 ) -> None:
     hosts = group()
     heading, other = hosts.head(), hosts.follower(1, dtype="bfloat16")
-    wait_until(lambda: "dtype is 'auto' on the head and 'bfloat16' here" in caplog.text, "why", 30)
-    hosts.follower(1).result(30)
-    heading.result(30).close()
+    wait_until(lambda: "dtype is 'auto' on the head and 'bfloat16' here" in caplog.text, "why", 60)
+    hosts.follower(1).result(60)
+    heading.result(60).close()
     assert not other.done()
-    hosts.head(dtype="bfloat16").result(30)
-    other.result(30)
+    hosts.head(dtype="bfloat16").result(60)
+    other.result(60)
     assert caplog.text.count("'bfloat16' here") == 1
 
 
@@ -329,8 +329,8 @@ def test_a_followers_process_ends_with_its_head(
     heading = hosts.head()
 
     def part() -> None:
-        heading.result(30).close()
-        assert hosts.exits.get(timeout=30) == host_link.HOST_LOST_STATUS
+        heading.result(60).close()
+        assert hosts.exits.get(timeout=60) == host_link.HOST_LOST_STATUS
 
     follow(hosts, monkeypatch, part)
 
@@ -345,13 +345,13 @@ def test_a_followers_process_that_is_told_to_stop_lets_the_head_finish(
     caplog.set_level(logging.INFO)
 
     def part() -> None:
-        heading.result(30).serves()
-        wait_until(lambda: log_patterns.READY.search(caplog.text.rstrip()), "its ready line", 30)
+        heading.result(60).serves()
+        wait_until(lambda: log_patterns.READY.search(caplog.text.rstrip()), "its ready line", 60)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert heard.get(timeout=30) == {"leaves": True}
+        assert heard.get(timeout=60) == {"leaves": True}
         assert hosts.exits.empty()
-        heading.result(30).close()
-        assert hosts.exits.get(timeout=30) == 0
+        heading.result(60).close()
+        assert hosts.exits.get(timeout=60) == 0
 
     follow(hosts, monkeypatch, part)
 
@@ -364,7 +364,7 @@ def test_a_followers_process_that_only_starts_stops_at_once(
 
     def part() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert hosts.exits.get(timeout=30) == 0
+        assert hosts.exits.get(timeout=60) == 0
 
     follow(hosts, monkeypatch, part)
 
