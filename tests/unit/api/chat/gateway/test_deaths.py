@@ -260,7 +260,7 @@ class TestRequestsThatEndEngines:
     def test_leave_others_that_were_there_to_a_further_worker(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("api.chat.suspects.TRIAL_S", 3.0)  # more than an answer takes
+        monkeypatch.setattr("api.chat.suspects.TRIAL_S", 60.0)  # more than an answer takes
         honest, poison = body(max_tokens=1), body(max_tokens=2)
 
         def engine(n_honest: int) -> Behaviour:
