@@ -190,8 +190,8 @@ class Head:
             raise ConnectionError("it sent neither its rank nor its command")
         if not 0 < rank < self._span.n_hosts:
             return f"the ranks of followers are 1 to {self._span.n_hosts - 1}, not {rank}"
-        if rank in self._followers:
-            return f"rank {rank} is another host, {self._followers[rank].other_host}"
+        if (other := self._followers.get(rank)) is not None:  # a lost one is deleted meanwhile
+            return f"rank {rank} is another host, {other.other_host}"
         return differences(self._plan, plan)
 
     def _hear(self, rank: int, message: Message) -> None:
