@@ -1,5 +1,6 @@
 """Admits jobs: parses and checks a request's body, stores the job and wakes workers."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from anyio import CapacityLimiter, to_thread
@@ -28,6 +29,7 @@ class Admission:
     _workers: WorkerRegistry
     _dispatcher: Dispatcher
     _inline: InlineJobs
+    _keeping: Callable[[], Collection[str]]  # ids of hosts whose model was stopped
     _large: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_AT_ONCE))
 
     async def submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
@@ -37,7 +39,8 @@ class Admission:
 
     def _submit(self, raw: bytes, client: str) -> tuple[str, NewJob]:
         _, body = parse_body(raw, self._settings.max_queued_nonces, job_bodies())
-        job = replace(admit(body, self._settings, self._workers), client=client)
+        admitted = admit(body, self._settings, self._workers, self._keeping())
+        job = replace(admitted, client=client)
         return self.queue(job), job
 
     def queue(self, job: NewJob) -> str:
@@ -58,13 +61,15 @@ class Admission:
             raise
 
 
-def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
+def admit(
+    body: JobBody, settings: Settings, workers: WorkerRegistry, keeping: Collection[str]
+) -> NewJob:
     """Returns the job that a body requests. Raises the error for the client if the job fails a
     check.
     """
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()
-    limits = deployed_limits(body.params.model, workers)
+    limits = deployed_limits(body.params.model, workers, keeping)
     check_limits(limits, spec)
     batch_size = body.batch_size or settings.batch_size_default
     return NewJob(

@@ -1,6 +1,6 @@
 """Checks whether the node can compute a requested job or round."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +24,24 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
         raise BodyError(str(error), (field,), "url_not_allowed") from None
 
 
-def deployed_limits(model: str, workers: WorkerRegistry, for_round: bool = False) -> ModelInfo:
+def deployed_limits(
+    model: str,
+    workers: WorkerRegistry,
+    keeping: Collection[str] = (),
+    for_round: bool = False,
+) -> ModelInfo:
     """Returns the limits of a model's ready workers; the smallest if their limits differ.
 
     HTTPException 503 if the model has no ready worker now, or if no model is served yet; 409 if
-    only other models are served. `for_round`: 503 instead of 409 while no worker of any model is
+    only other models are served. `keeping`: ids of hosts whose model was stopped; their workers do
+    not count. `for_round`: 503 instead of 409 while no worker of any model is
     ready, because the network node concludes from 409 that the model's name is wrong.
     """
-    infos = [worker.info for worker in workers.ready(model) if worker.info is not None]
+    infos = [
+        worker.info
+        for worker in workers.ready(model)
+        if worker.info is not None and worker.host_id not in keeping
+    ]
     if infos:
         # A batch may go to any of these workers, so the smallest one sets the limits.
         return replace(

@@ -1,5 +1,6 @@
 """Starts, switches, stops and describes rounds, for all routes about rounds."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +31,14 @@ class RoundControl:
     _jobs: JobStore
     _outbox: Outbox
     _dispatcher: Dispatcher
+    _keeping: Callable[[], Collection[str]]  # ids of hosts whose model was stopped
 
     def start(self, body: RoundBody, state: RoundState) -> list[WorkerRecord]:
         """Checks and stores a round, and wakes workers if it generates. Returns the ready workers.
 
         HTTPException 409 if another round is generating; other errors as in `_admitted`.
         """
-        config = _admitted(body, self._settings, self._workers)
+        config = _admitted(body, self._settings, self._workers, self._keeping())
         try:
             self._rounds.store(config, state)
         except RoundError as error:
@@ -146,12 +148,15 @@ class RoundControl:
         )
 
 
-def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
+def _admitted(
+    body: RoundBody, settings: Settings, workers: WorkerRegistry, keeping: Collection[str]
+) -> RoundConfig:
     """Returns the configuration of a requested round. Raises BodyError or HTTPException if the node
     refuses the round.
     """
     spec = body.spec()
-    info = deployed_limits(body.served_model or _only_model(workers), workers, for_round=True)
+    model = body.served_model or _only_model(workers)
+    info = deployed_limits(model, workers, keeping, for_round=True)
     check_limits(info, spec)
     config = body.config(info.name, body.requested_batch_size or settings.batch_size_default)
     check_receiver(

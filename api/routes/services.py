@@ -85,8 +85,10 @@ class Services:
         self.gateway = Gateway(chat_workers, chats)
         self.gpus = GpuWatch(settings.host)
         self.inline = inline = InlineJobs(settings, jobs, rounds)
-        self.admission = Admission(settings, jobs, workers, dispatcher, inline)
-        self.round_control = RoundControl(settings, workers, rounds, jobs, outbox, dispatcher)
+        self.admission = Admission(settings, jobs, workers, dispatcher, inline, deployments.keeping)
+        self.round_control = RoundControl(
+            settings, workers, rounds, jobs, outbox, dispatcher, deployments.keeping
+        )
         self.deploying = Deploying(settings, deployments, rounds, jobs)
         self.node_metrics = Page(
             lambda: Node(workers.live(), deployments.machines(), deployments.status()), fetch

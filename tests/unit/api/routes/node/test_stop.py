@@ -104,6 +104,22 @@ def test_stop_of_a_load_answers_at_once_and_the_very_same_up_goes_on(
     assert again.result(60).status_code == 200
 
 
+def test_an_engine_that_is_kept_for_the_next_up_takes_no_proofs(
+    client: TestClient, host: Host, serve: Serve, workers: WorkerRegistry, rounds: RoundStore
+) -> None:
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.STARTING)
+    host.says(HostState.KEEPING, generation=2)
+    assert client.post("/api/v1/stop").status_code == 200
+    workers.heartbeat(replace(serve("w1"), host_id="h1"))  # its load ended after the stop
+    for path, sent in (("init/generate", round_body()), ("generate", body())):
+        assert client.post(f"/api/v1/inference/pow/{path}", json=sent).status_code == 503
+    assert rounds.current() is None
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.SERVING)
+    assert client.post("/api/v1/pow/init/generate", json=round_body()).status_code == 200
+
+
 def test_down_keeps_no_load(client: TestClient, host: Host) -> None:
     client.post("/api/v1/inference/up/async", json=UP)
     host.says(HostState.IDLE, generation=2)
