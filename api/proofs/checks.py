@@ -34,8 +34,8 @@ def deployed_limits(
 
     HTTPException 503 if the model has no ready worker now, or if no model is served yet; 409 if
     only other models are served. `keeping`: ids of hosts whose model was stopped; their workers do
-    not count. `for_round`: 503 instead of 409 while no worker of any model is
-    ready, because the network node concludes from 409 that the model's name is wrong.
+    not count. `for_round`: 503 instead of 409 while no worker of any model is ready, because the
+    network node concludes from 409 that the model's name is wrong.
     """
     infos = [
         worker.info

@@ -212,7 +212,7 @@ class Node:
 
     def _new_job(self, **changes: Any) -> NewJob:
         asked = GenerateBody.model_validate(body(**changes))
-        return admit(asked, self._services.settings, self._services.workers)
+        return admit(asked, self._services.settings, self._services.workers, ())
 
     def _computed(self, job: NewJob) -> str:
         jobs = self._services.jobs
