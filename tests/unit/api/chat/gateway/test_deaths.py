@@ -260,25 +260,22 @@ class TestRequestsThatEndEngines:
     def test_leave_others_that_were_there_to_a_further_worker(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("api.chat.suspects.TRIAL_S", 60.0)  # more than an answer takes
         honest, poison = body(max_tokens=1), body(max_tokens=2)
+        others_go, poison_goes, ended = (threading.Event() for _ in range(3))
 
-        def engine(n_honest: int) -> Behaviour:
-            """Ends by the poison, when it has so many others."""
-            seen: list[bytes] = []
-            ended = threading.Event()
+        def first_engine(call: Call) -> None:
+            is_poison = b'"max_tokens":2' in call.received.body
+            assert (poison_goes if is_poison else others_go).wait(60)
+            loses_its_engine(call)
 
-            def dies(call: Call) -> None:
-                seen.append(call.received.body)
-                if any(b'"max_tokens":2' in one for one in seen) and len(seen) > n_honest:
-                    ended.set()
-                assert ended.wait(60)
-                loses_its_engine(call)
+        def second_engine(call: Call) -> None:
+            if b'"max_tokens":2' in call.received.body:
+                ended.set()
+            assert ended.wait(60)
+            loses_its_engine(call)
 
-            return dies
-
-        first = node.start("w1", engine(2), chat_active=0)
-        second = node.start("w2", engine(0), chat_active=10)
+        first = node.start("w1", first_engine, chat_active=0)
+        second = node.start("w2", second_engine, chat_active=10)
         node.start("w3", answers, chat_active=20)
         found: dict[str, int] = {}
 
@@ -297,10 +294,14 @@ class TestRequestsThatEndEngines:
         for n, thread in enumerate(threads, start=1):
             thread.start()
             wait_until(lambda: len(first.received) == n)  # noqa: B023
+        monkeypatch.setattr("api.chat.suspects.TRIAL_S", 0.01)
+        others_go.set()
+        wait_until(lambda: len(second.received) == 2)
+        monkeypatch.setattr("api.chat.suspects.TRIAL_S", 60.0)  # more than an answer takes
+        poison_goes.set()
         for thread in threads:
             thread.join(60)
         assert found == {"a": 200, "b": 200, "poison": 503}
-        assert second.received
         assert [node.api.post(CHAT, json=one).status_code for one in (honest, poison)] == [200, 400]
 
 
