@@ -86,6 +86,7 @@ class SlicePlan:
         """`max_step_ms`: longest delay of chat; None without chat. For the others see Engine."""
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._longest_call_s = longest_call_s
+        self._slice_limit_s = min(self._limit_s, longest_call_s)
         self._token_layer_s = token_layer_s
         # Guards `_times`, which the threads that fill micro-batches also read.
         self._lock = threading.Lock()
@@ -95,7 +96,7 @@ class SlicePlan:
         """Returns the number of nonces for the next micro-batch: `most`, or fewer if a layer would
         take too long. `steps`: True for the layers of decode steps.
         """
-        kind, limit_s = _kind(spec, steps), min(self._limit_s, self._longest_call_s)
+        kind, limit_s = _kind(spec, steps), self._slice_limit_s
         with self._lock:
             times = self._times.get(kind)
             if times is None:  # an estimate is too rough for chat's limit
@@ -124,14 +125,13 @@ class SlicePlan:
         decode steps; `layers` then counts the layers of all steps.
         """
         kind, layer_s = _kind(spec, steps), seconds / layers
-        limit_s = min(self._limit_s, self._longest_call_s)
         with self._lock:
             times = self._times.get(kind)
             if times is None:
                 self._times[kind] = _LayerTimes(n, layer_s)
             # A step of few nonces takes nearly as long as one of many, so its time per nonce would
             # shrink the next micro-batch to a few nonces.
-            elif not (steps and n < times.n and layer_s <= times.layer_s <= limit_s):
+            elif not (steps and n < times.n and layer_s <= times.layer_s <= self._slice_limit_s):
                 times.note(n, layer_s)
 
     def _layers_within_limit(self, kind: _Kind, n: int, unknown: int) -> float:
@@ -141,13 +141,12 @@ class SlicePlan:
             if self._limit_s < math.inf:
                 return unknown
             times = self._expected(kind, n)
-        limit_s = min(self._limit_s, self._longest_call_s)
-        if limit_s == math.inf:
+        if self._slice_limit_s == math.inf:
             return math.inf
         _, _, steps = kind
         # For fewer nonces than measured, a step counts as long as the measured one.
         n_timed = max(n, times.n) if steps else n
-        return max(1, int(limit_s / max(times.per_nonce_s * n_timed, 1e-9)))
+        return max(1, int(self._slice_limit_s / max(times.per_nonce_s * n_timed, 1e-9)))
 
     def _expected(self, kind: _Kind, n: int) -> _LayerTimes:
         """Estimates layer times for a kind of micro-batch that has not been measured yet."""
