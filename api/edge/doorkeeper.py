@@ -107,21 +107,20 @@ class Doorkeeper:
             return self._app, scope
         peer = scope["client"][0] if scope.get("client") else ""
         who = peer
-        if self._wants_keys and not self._is_trusted(peer, scope):
+        if self._wants_keys:
             given = {header for header in scope["headers"] if header[0] in _KEY_HEADERS}
-            caller = self._caller(given)
-            refusal = self._refusal(caller, role_of(path, scope["method"]), bool(given))
-            if refusal is not None:
-                return refusal, scope
-            assert caller is not None
-            scope[CALLER] = caller.name
-            who = f"key {caller.name}"
-            # The key must not reach anything behind this layer, such as a worker.
-            scope = {
-                **scope,
-                CLIENT: who,
-                "headers": [header for header in scope["headers"] if header not in given],
-            }
+            if not self._is_trusted(peer, scope):
+                caller = self._caller(given)
+                refusal = self._refusal(caller, role_of(path, scope["method"]), bool(given))
+                if refusal is not None:
+                    return refusal, scope
+                assert caller is not None
+                scope[CALLER] = caller.name
+                who = f"key {caller.name}"
+                scope = {**scope, CLIENT: who}
+            # No key may reach anything behind this layer, such as a worker on another host.
+            kept = [header for header in scope["headers"] if header not in given]
+            scope = {**scope, "headers": kept}
         wait_s = self._rates.take(who) if self._rates else 0.0
         if wait_s > 0:
             detail = (

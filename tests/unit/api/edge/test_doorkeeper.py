@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from api.app import create_app
 from api.edge import doorkeeper, private_peers
@@ -136,6 +138,23 @@ def test_a_key_may_come_as_anthropics_and_azures_clients_send_it(
     assert status({name: key}) == status({name: key} | bearer(key)) == 503
     assert status({name: "wrong"}) == status({name: other} | bearer(key)) == 401
     assert status({name: key, "Authorization": "Basic YTpi"}) == 401
+
+
+@pytest.mark.parametrize("peer", ["192.0.2.1", "10.0.0.9"])
+@pytest.mark.parametrize("name", ["authorization", "x-api-key", "api-key"])
+def test_no_key_gets_to_a_worker(keys: KeyFile, peer: str, name: str) -> None:
+    """Also none of a client in a trusted network, such as the network node with its auth_token."""
+    key, seen = keys.add("a", list(Role)), set[str]()
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.update(header.decode() for header, _ in scope["headers"])
+        await Response()(scope, receive, send)
+
+    settings = Settings(api_keys_file=keys.path, trusted_networks="10.0.0.0/8")
+    client = TestClient(doorkeeper.Doorkeeper(inner, settings, True, []), client=(peer, 1234))
+    value = f"Bearer {key}" if name == "authorization" else key
+    assert client.post(CHAT, headers={name: value, "x-other": "1"}).status_code == 200
+    assert seen & {name, "x-other"} == {"x-other"}
 
 
 @pytest.mark.promise("a revoked key", "is refused from the next request on")
