@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.edge.keys import Caller, KeyFile, Role
 from api.edge.private_peers import Address, address_of, forwarded_for, is_private
 from api.edge.refusals import CALLER
-from api.edge.shares import CLIENT
+from api.edge.shares import CLIENT, of_address
 from api.errors import openai_error
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 from poc_core.settings import PRIVATE, Settings, listed, parse_networks
@@ -106,7 +106,7 @@ class Doorkeeper:
         if path in OPEN | OF_HOSTS:
             return self._app, scope
         peer = scope["client"][0] if scope.get("client") else ""
-        who = peer
+        who = of_address(peer)
         if self._wants_keys:
             given = {header for header in scope["headers"] if header[0] in _KEY_HEADERS}
             if not self._is_trusted(peer, scope):

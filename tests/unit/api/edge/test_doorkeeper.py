@@ -261,6 +261,20 @@ class TestRates:
         assert int(answers[-1].headers["Retry-After"]) > 0
         assert client.get("/livez").status_code == 200
 
+    def test_another_address_of_a_customers_network_is_no_other_client(
+        self, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        still = Rates(0.1, Clock())
+        monkeypatch.setattr(doorkeeper, "Rates", lambda *_: still)
+
+        def status(peer: str) -> int:
+            client = opened(peer, require_keys="never", max_requests_per_s=0.1)
+            return client.get(STATUS).status_code
+
+        assert [status("2001:db8::1"), status("2001:db8::2"), status("2001:db8:0:1::1")] == [
+            *(200, 429, 200),
+        ]
+
 
 def test_a_wrong_key_is_told_apart_from_none(opened: Opened, keys: KeyFile) -> None:
     stranger = opened()
