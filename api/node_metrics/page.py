@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -74,10 +75,10 @@ def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> by
     lines = _about(node.deployment, [one for one in node.workers if one.is_ready])
     for name, found in machine_samples(node.machines, cpu).items():
         lines.setdefault(name, []).extend(found)
-    # Numbered among all running workers, by host and GPU: a restarted engine keeps its number.
+    numbers = _numbers(node)
     read = [
-        (index, worker, readings[worker.id])
-        for index, worker in enumerate(node.workers)
+        (numbers[worker.id], worker, readings[worker.id])
+        for worker in node.workers
         if worker.id in readings
     ]
     for index, worker, reading in read:
@@ -92,6 +93,18 @@ def _rendered(node: Node, readings: Mapping[str, Reading], cpu: CpuShares) -> by
             named = f"{replica},{kept}" if kept else replica
             lines.setdefault(family, []).append(line(name, named, reading.samples.values[place]))
     return exposition.text(lines).encode()
+
+
+def _numbers(node: Node) -> dict[str, int]:
+    """Returns each worker's number among all workers, by host and GPU. A worker that has ended
+    counts too, because its number must not go to another worker before it is started again.
+    """
+    names = Counter(worker.name for worker in node.workers)
+    hosts = (host for host in node.deployment.hosts if not host.follows)
+    ended = Counter(place.name for host in hosts for place in host.places) - names
+    order = [(worker.name, worker.id) for worker in node.workers]
+    order += [(name, "") for name in ended.elements()]
+    return {worker_id: number for number, (_, worker_id) in enumerate(sorted(order))}
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
