@@ -127,7 +127,8 @@ class KeyFile:
         except OSError:
             seen: tuple[int, ...] = ()
         else:
-            seen = (found.st_mtime_ns, found.st_ino, found.st_size)
+            # Not mtime, which chmod and chown do not change.
+            seen = (found.st_ctime_ns, found.st_ino, found.st_size)
         if seen == self._seen:
             return
         try:

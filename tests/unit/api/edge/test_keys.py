@@ -1,5 +1,6 @@
 """The file of keys: hashed at rest, for its owner alone, read again when it changes."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -50,6 +51,21 @@ def test_a_slip_in_the_file_locks_nobody_out(file: KeyFile) -> None:
     assert file.caller(key)
     with pytest.raises(KeysError, match="fix or remove it"):
         file.keys()
+
+
+def test_a_file_that_becomes_readable_counts_without_another_change(
+    file: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, running = file.add("a", [Role.CHAT]), KeyFile(file.path)
+    with monkeypatch.context() as unreadable:  # root reads files of any mode
+
+        def refuse(path: Path) -> bytes:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        unreadable.setattr(Path, "read_bytes", refuse)
+        assert running.caller(key) is None
+    file.path.chmod(0o644)
+    assert running.caller(key) is not None
 
 
 def test_names_are_given_once(file: KeyFile) -> None:
