@@ -38,7 +38,7 @@ class Receivers(scripts.BaseStore):
 
     def answered(self, receiver: str) -> None:
         """Deletes the receiver's record, because it has answered."""
-        with self._redis.pipeline(transaction=True) as pipe:
+        with self._redis.pipeline(transaction=False) as pipe:  # a full Redis refuses transactions
             pipe.delete(keys.receiver(receiver))
             pipe.zrem(keys.RECEIVERS, receiver)
             pipe.execute()
@@ -147,10 +147,12 @@ class Outbox(Store):
                 f"Retention ended (POC_CALLBACK_RETENTION_SEC, {ttl_s} s): the undelivered data"
                 f" of {outbox_id} is deleted."
             )
-        with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hget(key, "token")
+        # Without a transaction, which a full Redis refuses. Entries are removed only with the
+        # token: if the token is unchanged after the entries were read, they are the payload.
+        with self._redis.pipeline(transaction=False) as pipe:
             pipe.lrange(key + ":entries", 0, int(found[3]) - 1)
-            holder, counted = pipe.execute()
+            pipe.hget(key, "token")
+            counted, holder = pipe.execute()
         if holder != token.encode():
             return None  # the lock has ended, and the entries may be those of the next payload
         return readable(

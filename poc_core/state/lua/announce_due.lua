@@ -12,6 +12,7 @@
 -- outbox's key is not a hash, the bytes are an error's text.
 local due, courier = unpack(KEYS)
 local now, until_s, most, known_s, trouble = unpack(ARGV)
+write_even_if_full(due)
 redis.call('SET', courier, trouble, 'EX', known_s)
 local found = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)) do

@@ -38,6 +38,12 @@ local function is_full(why)
   return string.find(type(why) == 'table' and why.err or tostring(why), 'OOM ', 1, true) ~= nil
 end
 
+-- Lets a script write although Redis is out of memory, which refuses only the first write of a script. For deliveries,
+-- which free the memory. `key`: a key that the caller may write; a key derived from it is deleted and never exists.
+local function write_even_if_full(key)
+  redis.call('DEL', key .. ':none')
+end
+
 -- A job stands in the line as if it were created this many seconds later for each of its nonces, and at most MOST_S
 -- later. So small jobs pass a large job that is not much older, and no job waits forever.
 local NONCE_S, MOST_S = 0.1, 600

@@ -13,6 +13,7 @@
 local receiver, receivers = unpack(KEYS)
 local name, now, breaks_at, ttl = unpack(ARGV, 1, 4)
 local first_wait = 5
+write_even_if_full(receiver)
 local failures = redis.call('HINCRBY', receiver, 'failures', 1)
 local wait_s = tonumber(ARGV[math.min(#ARGV, first_wait + math.max(0, failures - tonumber(breaks_at)))])
 redis.call('HSET', receiver, 'next_at', string.format('%.3f', tonumber(now) + wait_s))

@@ -10,6 +10,7 @@ local token, locked_until, ttl = unpack(ARGV)
 if redis.call('HGET', outbox, 'token') ~= token then
   return 0
 end
+write_even_if_full(outbox)
 redis.call('HSET', outbox, 'locked_until', locked_until)
 due_outbox(string.sub(outbox, #'poc:outbox:' + 1), locked_until, ttl)
 return 1

@@ -24,6 +24,7 @@ if not url then -- it has expired, or everything was delivered
   redis.call('HDEL', 'poc:outbox:of_jobs', id)
   return redis.call('ZREM', 'poc:outbox:due', id) == 1 and {'expired'} or {}
 end
+write_even_if_full(outbox)
 local silent, silent_until = unpack(redis.call('HMGET', receiver, 'failures', 'next_at'))
 local probes = not head and tonumber(silent or '0') >= tonumber(breaks_at) -- jobs never delay a round
 local free_at = math.max(tonumber(held_until or '0'), tonumber(next_at or '0'), probes and tonumber(silent_until) or 0)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
+import httpx
 import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError
@@ -13,14 +14,22 @@ from poc_core.records import JobStatus, Lease
 from poc_core.settings import Settings
 from poc_core.state import scripts
 from poc_core.state.jobs import JobStore
+from poc_core.state.outbox import LAST_BACKOFF_S, Outbox, Receivers
 from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
+from tests.harness.courier import Receiver, Scene
 from tests.harness.samples import (
     MODEL,
+    Clock,
+    due_now,
+    known,
     new_job,
     work_of,
     worker_record,
 )
+from tests.harness.stored_rounds import start
 from tests.stacks.own_redis import own_redis
+from workers.courier.courier import Courier
 from workers.queue import broker
 from workers.queue.app import create_app
 from workers.work import finish_or_fail
@@ -64,6 +73,29 @@ def test_a_worker_that_connects_meanwhile_does_not_end_but_connects_anew(
             broker.queue("poc.model.m")(connection.default_channel).declare()
         redis.config_set("maxmemory", 0)
         broker.queue("poc.model.m")(connection.default_channel).declare()
+
+
+def test_what_waits_is_delivered_although_it_fills_redis(redis: Redis) -> None:
+    settings, clock, receiver = Settings(), Clock(), Receiver()
+    rounds, outbox = RoundStore(redis, settings, clock), Outbox(redis, settings, clock)
+    couriers = Courier(outbox, Receivers(redis, clock), receiver.poster)
+    scene = Scene(redis, clock, rounds, outbox, couriers, receiver, start(rounds))
+    scene.compute()
+    redis.config_set("maxmemory", 1)
+    clock.now += settings.callback_interval_sec
+    receiver.answers = [httpx.ConnectError("not yet")]
+    assert due_now(outbox) == [scene.record.round_id]
+    scene.deliver()  # the receiver is silent
+    clock.now += LAST_BACKOFF_S
+    delivery = known(outbox.take(scene.record.round_id))
+    assert outbox.renew(delivery)
+    outbox.failed(delivery, "503")
+    assert due_now(outbox) == []
+    assert outbox.take(scene.record.round_id) is None  # not yet
+    clock.now += LAST_BACKOFF_S
+    scene.deliver()
+    assert receiver.nonces == [0, 1, 2, 3]
+    assert scene.status().waiting == 0
 
 
 class Users:
