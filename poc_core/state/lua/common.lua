@@ -336,6 +336,17 @@ local function push_entry(id, entry, n, due, ttl)
   return #counted
 end
 
+-- Extends the life of all keys of a round that generates or validates to `ttl` seconds.
+local function keep_round(id, generating, ttl)
+  local round, outbox = 'poc:round:' .. id, 'poc:outbox:' .. id
+  for _, suffix in ipairs({'', ':leases', ':free', ':workers', ':excluded', ':valid'}) do
+    redis.call('EXPIRE', round .. suffix, ttl)
+  end
+  for _, key in ipairs({outbox, outbox .. ':entries', generating, 'poc:round:current'}) do
+    redis.call('EXPIRE', key, ttl)
+  end
+end
+
 -- Ends a round. What waits in its outbox is delivered at once; the outbox is kept for at most `ttl` seconds.
 local function close_round(round, state, now, ttl)
   spread_counts(round, ttl)

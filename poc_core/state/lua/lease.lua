@@ -39,13 +39,7 @@ local function lease_places(id)
     redis.call('HSET', round, 'looked_at', now)
     spread_counts(round, round_ttl)
     free_lost(round)
-    -- A generating round keeps all of its keys, however long it lasts.
-    for _, suffix in ipairs({'', ':leases', ':free', ':workers', ':excluded', ':valid'}) do
-      redis.call('EXPIRE', round .. suffix, round_ttl)
-    end
-    for _, key in ipairs({outbox, outbox .. ':entries', generating, 'poc:round:current'}) do
-      redis.call('EXPIRE', key, round_ttl)
-    end
+    keep_round(id, generating, round_ttl) -- however long it lasts
   end
   if places == 0 or tonumber(redis.call('HGET', outbox, 'bytes') or '0') >= tonumber(most_bytes) then
     return {'full'}

@@ -22,6 +22,7 @@ if state == 'STOPPED' then
 else
   redis.call('HSET', round, 'state', state)
   spread_counts(round, ttl)
+  keep_round(round_id, generating, ttl)
 end
 if state == 'GENERATING' then
   redis.call('HSETNX', round, 'started_at', now)

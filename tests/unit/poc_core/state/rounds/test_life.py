@@ -9,10 +9,11 @@ from redis.exceptions import ResponseError
 from poc_core.errors import RoundError
 from poc_core.records import RoundState
 from poc_core.settings import Settings
+from poc_core.state import keys
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from tests.harness.samples import DISTANCE_SPEC, MODEL, Clock, complete_lease, round_config
-from tests.harness.stored_rounds import read, start, take
+from tests.harness.stored_rounds import read, release, start, take
 
 
 def test_a_round_knows_what_it_was_started_with(rounds: RoundStore, clock: Clock) -> None:
@@ -175,6 +176,26 @@ def test_a_round_that_goes_on_does_not_expire(
         key
         for key in of_the_round + of_the_outbox
         if int(redis.ttl(key)) < settings.callback_retention_sec - 5
+    ]
+    assert short == []
+
+
+@pytest.mark.parametrize("state", [RoundState.GENERATING, RoundState.VALIDATING])
+def test_a_round_that_goes_on_after_a_long_pause_does_not_expire_at_once(
+    rounds: RoundStore, redis: Redis, settings: Settings, state: RoundState
+) -> None:
+    record = start(rounds)
+    release(rounds, take(rounds, record), "w1")
+    rounds.switch(record, RoundState.VALIDATING)
+    kept = [key for key in redis.scan_iter() if record.round_id.encode() in key]
+    kept += [keys.CURRENT_ROUND.encode(), keys.generating(MODEL).encode()]
+    for key in kept:
+        redis.expire(key, 5)
+    rounds.switch(record, state)
+    short = [
+        key
+        for key in kept
+        if redis.exists(key) and int(redis.ttl(key)) < settings.callback_retention_sec - 5
     ]
     assert short == []
 
