@@ -7,7 +7,7 @@ import pytest
 from poc_core.records import RoundRecord, RoundState
 from poc_core.state.outbox import LAST_BACKOFF_S, Delivery
 from tests.harness.outbox import URL, Box, nonces_of
-from tests.harness.samples import complete_lease, due_now
+from tests.harness.samples import Clock, complete_lease, due_now
 
 pytestmark = pytest.mark.usefixtures("a_worker")
 
@@ -235,3 +235,39 @@ def test_an_announcement_says_for_whom_it_is_and_keeps_the_secret(box: Box) -> N
     (due,) = box.outbox.announce()
     assert due.receiver == "receiver:9000"
     assert due.waiting_bytes == box.status(due.outbox_id).waiting_bytes > 0
+
+
+# Hosts whose clocks differ.
+
+
+@pytest.fixture
+def ahead(box: Box) -> Box:
+    """The same node, as a worker sees it whose host's clock is three minutes ahead."""
+    clock = Clock()
+    clock.now = box.clock.now + 180
+    return Box(box.redis, box.settings, clock)
+
+
+def test_a_worker_whose_clock_is_ahead_delays_no_later_payload(
+    box: Box, ahead: Box, waiting: RoundRecord
+) -> None:
+    box.outbox.delivered(box.take(waiting.round_id))
+    ahead.compute(waiting)
+    box.interval_passes()
+    assert due_now(box.outbox) == [waiting.round_id]
+    assert nonces_of(box.take(waiting.round_id)) == [4, 5, 6, 7]
+
+
+def test_nor_the_last_values_of_a_stopped_round(box: Box, ahead: Box, waiting: RoundRecord) -> None:
+    in_hand = ahead.lease(waiting, 4)
+    box.outbox.delivered(box.take(waiting.round_id))
+    box.rounds.switch(waiting, RoundState.STOPPED)
+    complete_lease(ahead.rounds, in_hand, "w1", [f"v{nonce}" for nonce in in_hand.nonces])
+    assert due_now(box.outbox) == [waiting.round_id]
+    assert nonces_of(box.take(waiting.round_id)) == [4, 5, 6, 7]
+
+
+def test_nor_the_callback_of_a_job(box: Box, ahead: Box) -> None:
+    job_id = ahead.finish()
+    assert due_now(box.outbox) == [job_id]
+    assert nonces_of(box.take(job_id)) == [5, 6]
