@@ -39,6 +39,7 @@ class RoundControl:
         HTTPException 409 if another round is generating; other errors as in `_admitted`.
         """
         config = _admitted(body, self._settings, self._workers, self._keeping())
+        self._end_unserved(config.model)
         try:
             self._rounds.store(config, state)
         except RoundError as error:
@@ -47,6 +48,18 @@ class RoundControl:
         if state is RoundState.GENERATING:
             self._dispatcher.wake_each(config.model, [worker.id for worker in ready])
         return ready
+
+    def _end_unserved(self, model: str) -> None:
+        """Stops the generating round if it is of another model, which no worker serves or starts:
+        the node was started with `model` during the round.
+        """
+        current = self._rounds.current()
+        if current is None or current.state is not RoundState.GENERATING:
+            return
+        left = current.config.model
+        if left != model and not self._workers.live(left):
+            why = f"No worker serves {left} any more, and a round of {model} was requested."
+            self._rounds.switch(current, RoundState.STOPPED, why)
 
     def switch(self, state: RoundState) -> None:
         """Sets the round's state; GENERATING wakes workers. Raises HTTPException 400 if there is no

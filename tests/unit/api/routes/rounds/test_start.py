@@ -1,7 +1,7 @@
 """A round starts as its body says, or is refused."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from fastapi.testclient import TestClient
@@ -14,7 +14,14 @@ from poc_core.schemes.distance.requests import DistanceRoundBody
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from tests.harness.round_routes import POW, START, URL, current, start
-from tests.harness.samples import MODEL, RecordingDispatcher, distance_body, round_body
+from tests.harness.samples import (
+    MODEL,
+    RecordingDispatcher,
+    distance_body,
+    known,
+    round_body,
+    worker_record,
+)
 
 pytestmark = pytest.mark.usefixtures("a_worker")
 
@@ -237,3 +244,34 @@ def test_every_body_field_but_the_obvious_is_described(
 ) -> None:
     bare = [name for name, field in model.model_fields.items() if not field.description]
     assert bare == obvious
+
+
+@pytest.mark.parametrize("sent", [round_body(params={"model": "other"}), distance_body()])
+def test_a_round_of_a_model_that_nobody_serves_any_more_does_not_prevent_the_next(
+    client: TestClient, rounds: RoundStore, workers: WorkerRegistry, sent: dict[str, Any]
+) -> None:
+    first = start(client, rounds)
+    workers.remove("w1")  # and the node is started with another model
+    workers.heartbeat(worker_record("w2", "other"))
+    second = start(client, rounds, sent)
+    assert (second.config.model, second.state) == ("other", RoundState.GENERATING)
+    stopped = known(rounds.read(first.round_id))
+    assert stopped.state is RoundState.STOPPED
+    assert stopped.error is not None
+    assert MODEL in stopped.error
+    assert rounds.generating(MODEL) is None
+
+
+@pytest.mark.parametrize("state", ["ready", "starting"])
+def test_a_round_of_a_model_that_somebody_serves_or_starts_prevents_others(
+    client: TestClient,
+    rounds: RoundStore,
+    workers: WorkerRegistry,
+    state: Literal["ready", "starting"],
+) -> None:
+    first = start(client, rounds)
+    workers.heartbeat(worker_record("w1", state=state))
+    workers.heartbeat(worker_record("w2", "other"))
+    answer = client.post(START, json=round_body(params={"model": "other"}))
+    assert answer.status_code == 409
+    assert current(rounds) == first
