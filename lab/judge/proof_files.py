@@ -134,7 +134,7 @@ def _proof(document: Mapping[str, Any], path: Path) -> FiledProof:
 
 
 def _by_nonce(document: Mapping[str, Any], path: Path) -> dict[int, Mapping[str, Any]]:
-    found = {artifact["nonce"]: artifact for artifact in document["artifacts"]}
+    found = {_integer(artifact["nonce"]): artifact for artifact in document["artifacts"]}
     if len(found) < len(document["artifacts"]):
         raise UsageError(
             f"{path} holds a nonce twice; give each machine's runs in files of their own."
@@ -186,7 +186,7 @@ def _margins(document: Any) -> npt.NDArray[np.float64] | None:
     if not isinstance(document, dict):
         return None
     if "per_nonce" in document:
-        return np.array([_finite(one["mismatch_margin_max"]) for one in document["per_nonce"]])
+        return np.array([_margin(one["mismatch_margin_max"]) for one in document["per_nonce"]])
     values = [artifact.get("k_points_steps") for artifact in document.get("artifacts") or ()]
     enforced = [
         value
@@ -194,7 +194,7 @@ def _margins(document: Any) -> npt.NDArray[np.float64] | None:
         if isinstance(value, list) and len(value) == 2 and isinstance(value[1], float)
     ]
     return (
-        np.array([value[1] for value in enforced])
+        np.array([_margin(value[1]) for value in enforced])
         if enforced and len(enforced) == len(values)
         else None
     )
@@ -205,10 +205,19 @@ def _n_steps(document: Any) -> int:
     document does not contain it.
     """
     told = document.get("per_nonce") if isinstance(document, dict) else None
-    return int(told[0].get("n_steps", _USUAL_STEPS)) if told else _USUAL_STEPS
+    n_steps = _integer(told[0].get("n_steps", _USUAL_STEPS)) if told else _USUAL_STEPS
+    if n_steps < 1:
+        raise ValueError
+    return n_steps
 
 
-def _finite(number: Any) -> float:
-    if not math.isfinite(number):
+def _margin(number: Any) -> float:
+    if isinstance(number, bool) or not (math.isfinite(number) and number >= 0):
         raise ValueError
     return float(number)
+
+
+def _integer(number: Any) -> int:
+    if type(number) is not int:
+        raise TypeError
+    return number

@@ -1,6 +1,7 @@
 """Reports on artifacts: what is read, compared, recommended and refused."""
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -208,6 +209,18 @@ def test_a_number_of_nonces_too_small_is_said_so(reports: Reports) -> None:
         ({"artifact": []}, "holds no artifacts"),
         ({"per_nonce": [{"nonce": 1}]}, "holds no artifacts"),
         ({"per_nonce": [{"nonce": 1, "mismatch_margin_max": float("nan")}]}, "holds no artifacts"),
+        ({"per_nonce": [{"nonce": 1, "mismatch_margin_max": -0.1}] * 20}, "holds no artifacts"),
+        ({"per_nonce": [{"nonce": 1, "mismatch_margin_max": True}] * 20}, "holds no artifacts"),
+        (
+            {"per_nonce": [{"nonce": 1, "mismatch_margin_max": 0.1, "n_steps": 0}] * 20},
+            "holds no artifacts",
+        ),
+        ({"artifacts": [{"nonce": 1, "k_points_steps": [1, math.inf]}]}, "holds no artifacts"),
+        (
+            [{"nonce": 0.5, "vector_b64": "AAAAAAAA"}, *generated()["artifacts"][1:]],
+            "holds no artifacts",
+        ),
+        ([{"nonce": "one", "k_points_steps": [1, 2, 3]}], "holds no artifacts"),
         ([{"nonce": "one", "vector_b64": "AAAAAAAA"}], "holds no artifacts"),
         ([{"nonce": 2**64, "vector_b64": "AAAAAAAA"}], "holds no artifacts"),
         ("{", "is not JSON"),
