@@ -196,18 +196,17 @@ def earlier(path: Path, model: str) -> Division:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        division = division_from(document)
+        division, measured = division_from(document), document["model"]
     except OSError as error:
         raise UsageError(
             f"Cannot read {path} ({error.strerror}); give --compare a file that --json wrote."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UsageError(
             f"{path} holds no result of `proofline bench --json`; give --compare one."
         ) from None
-    if document["model"] != model:
+    if measured != model:
         raise UsageError(
-            f"{path} is about {document['model']}, not {model}; give --compare a result of this"
-            " model."
+            f"{path} is about {measured}, not {model}; give --compare a result of this model."
         )
     return division

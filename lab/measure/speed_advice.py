@@ -1,5 +1,6 @@
 """Recommends settings to operators, based on measured speeds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,13 +59,18 @@ def division_of(speeds: Speeds) -> Division:
 def division_from(document: dict[str, Any]) -> Division:
     """Reads the parallelism and the speeds from an earlier result of `bench --json`.
 
-    Raises KeyError or TypeError if the document is no such result.
+    Raises KeyError, TypeError, ValueError or OverflowError if the document is no such result.
     """
     best = {
         int(one["seq_len"]): max(float(size["whole"]["nonces_per_s"]) for size in one["sizes"])
         for one in document["seq_lens"]
     }
-    return Division(int(document["tensor_parallel"]), int(document["pipeline_parallel"]), best)
+    found = Division(int(document["tensor_parallel"]), int(document["pipeline_parallel"]), best)
+    if min(found.tensor_parallel, found.pipeline_parallel) < 1:
+        raise ValueError
+    if not all(math.isfinite(rate) for rate in best.values()):
+        raise ValueError
+    return found
 
 
 def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:

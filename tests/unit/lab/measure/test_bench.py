@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -323,6 +324,25 @@ def test_a_result_of_another_model_is_not_compared(
     earlier.write_text(json.dumps(result(capfd, "--model", "tiny-llama")))
     assert run("--model", "tiny-qwen3", "--compare", str(earlier)) == 2
     assert "is about tiny-llama, not tiny-qwen3" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tensor_parallel": 0},
+        {"pipeline_parallel": math.inf},
+        {"seq_lens": [{"seq_len": 64, "sizes": [{"whole": {"nonces_per_s": math.nan}}]}]},
+        {"model": None},
+    ],
+)
+def test_a_result_with_impossible_numbers_is_not_compared(
+    engine: ProfiledEngine, capfd: Capture, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    found = result(capfd, "--model", "tiny-qwen3") | changed
+    earlier = tmp_path / "odd.json"
+    earlier.write_text(json.dumps({name: one for name, one in found.items() if one is not None}))
+    assert run("--model", "tiny-qwen3", "--compare", str(earlier)) == 2
+    assert "holds no result of `proofline bench --json`" in capfd.readouterr().err
 
 
 def test_a_seq_len_beyond_the_models_is_refused(engine: ProfiledEngine, capfd: Capture) -> None:
