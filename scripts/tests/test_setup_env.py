@@ -8,6 +8,8 @@ import pytest
 
 from scripts import setup_env
 
+PIP_WORKS = setup_env._pip_works
+
 
 @pytest.fixture
 def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -47,6 +49,19 @@ def test_a_second_run_does_nothing(steps: list[str]) -> None:
     steps.clear()
     setup_env.main()
     assert steps == []
+
+
+def test_after_an_upgrade_of_python_the_environment_is_made_anew(
+    steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup_env.main()
+    steps.clear()
+    monkeypatch.setattr(setup_env, "_pip_works", PIP_WORKS)
+    # What the link of another Python is: one that has none of the packages.
+    setup_env.VENV_PYTHON.write_text("#!/bin/sh\nexit 1\n")
+    setup_env.VENV_PYTHON.chmod(0o755)
+    setup_env.main()
+    assert steps == ["venv", "install cpu"]
 
 
 def test_changed_dependencies_are_installed_into_the_same_environment(
