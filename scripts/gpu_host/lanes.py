@@ -154,7 +154,11 @@ class Plan:
 
     def read_again(self, running: Sequence[Job]) -> str:
         """Applies changes of the file; returns why the file is wrong, or empty."""
-        if (read_at := self._file.stat().st_mtime_ns) == self._read_at:
+        try:
+            read_at = self._file.stat().st_mtime_ns
+        except OSError:  # an editor that saves has renamed it
+            return ""
+        if read_at == self._read_at:
             return ""
         self._read_at = read_at
         try:

@@ -1,4 +1,4 @@
-"""What `scripts/gpu_host/rows.toml` is to run is there."""
+"""What `scripts/gpu_host/rows.toml` is to run is there; changes of that file."""
 
 import importlib
 import shlex
@@ -32,3 +32,15 @@ def test_what_a_gpu_host_is_to_run_exists(row: lanes.Row) -> None:
     else:
         assert module == "pytest"
         assert all(Path(word).exists() for word in words if word.startswith("tests/"))
+
+
+def test_a_file_of_rows_that_is_just_being_replaced_does_not_end_the_plan(tmp_path: Path) -> None:
+    """An editor that saves renames the file first: the GPUs would be idle from then on."""
+    file = tmp_path / "rows.toml"
+    file.write_text('[[row]]\nname = "one"\ncommand = "true"\nlimit_s = 1\n')
+    plan = lanes.Plan(file, [])
+    saved = file.rename(tmp_path / "rows.toml~").read_text()
+    plan.read_again([])
+    file.write_text(saved.replace("one", "two"))
+    assert plan.read_again([]) == ""
+    assert [row.name for row in plan.waiting] == ["two"]
