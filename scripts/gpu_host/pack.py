@@ -141,6 +141,11 @@ def main() -> None:
     parser.add_argument("--more", action="append", default=[], help="a further package")
     given = parser.parse_args()
     out: Path = given.out.resolve()
+    others = [one.name for one in out.glob("*") if not re.fullmatch(r"c\d+", one.name)]
+    if others or out.is_file():
+        raise SystemExit(
+            f"{out} is not a folder of pieces ({', '.join(others[:3])}): name another."
+        )
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     more = {re.split("[=<>~]", package)[0] for package in given.more}

@@ -1,7 +1,8 @@
-"""What `scripts/gpu_host/rows.toml` is to run is there; changes of that file."""
+"""What `scripts/gpu_host/rows.toml` is to run is there; changes of that file; what pack removes."""
 
 import importlib
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import typer
 
 from cli.main import app as proofline
-from scripts.gpu_host import lanes
+from scripts.gpu_host import lanes, pack
 
 COMMANDS: Any = typer.main.get_command(proofline)
 ROWS = lanes.HERE / "rows.toml"
@@ -44,3 +45,16 @@ def test_a_file_of_rows_that_is_just_being_replaced_does_not_end_the_plan(tmp_pa
     file.write_text(saved.replace("one", "two"))
     assert plan.read_again([]) == ""
     assert [row.name for row in plan.waiting] == ["two"]
+
+
+def test_packing_removes_no_folder_with_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "thesis.txt"
+    mine.touch()
+    (tmp_path / "c1").mkdir()
+    monkeypatch.setattr(sys, "argv", ["pack", str(tmp_path), "0.25.1"])
+    monkeypatch.setattr(pack, "pip", lambda *_: pytest.fail("nothing may be fetched"))
+    with pytest.raises(SystemExit, match=r"thesis\.txt"):
+        pack.main()
+    assert mine.exists()
