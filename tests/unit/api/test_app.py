@@ -7,6 +7,7 @@ from typing import Any, cast
 import fakeredis
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import BaseModel
 from redis.exceptions import ResponseError
 
 from api.app import create_app
@@ -16,6 +17,7 @@ from api.routes.services import Services
 from poc_core import answers
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
 from poc_core.schemes.artifact.requests import GenerateBody
+from poc_core.schemes.decode.answers import DecodeResult
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
 from tests.harness.samples import MODEL, RecordingDispatcher, body, worker_record
@@ -183,7 +185,16 @@ def test_the_example_bodies_are_accepted(
 
 
 def test_the_example_answers_are_what_they_illustrate() -> None:
-    answers.Queued.model_validate(examples.QUEUED_EXAMPLE["value"])
-    answers.Progress.model_validate(examples.RUNNING_EXAMPLE["value"])
-    ArtifactResult.model_validate(examples.RESULTS["artifacts"]["value"])
-    ValidationResult.model_validate(examples.RESULTS["validation"]["value"])
+    models: dict[str, type[BaseModel]] = {
+        "artifacts": ArtifactResult,
+        "validation": ValidationResult,
+        "chains": DecodeResult,
+    }
+    assert examples.RESULTS.keys() == models.keys()
+    illustrated: list[tuple[type[BaseModel], dict[str, Any]]] = [
+        (answers.Queued, examples.QUEUED_EXAMPLE),
+        (answers.Progress, examples.RUNNING_EXAMPLE),
+        *((models[name], example) for name, example in examples.RESULTS.items()),
+    ]
+    for model, example in illustrated:
+        model.model_validate(example["value"], extra="forbid")
