@@ -51,7 +51,11 @@ async def served(most: int | None = None) -> AsyncIterator[Served]:
     with ExitStack() as exits:
         listener = exits.enter_context(socket.create_server(("127.0.0.1", 0)))
         config = uvicorn.Config(
-            app, http=guarded("s3cret", most), lifespan="off", log_level="warning"
+            app,
+            http=guarded("s3cret", most),
+            lifespan="off",
+            log_level="warning",
+            timeout_keep_alive=3600,  # else uvicorn itself ends an answered connection
         )
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
