@@ -238,6 +238,11 @@ class Lease:
     alone: bool = False  # True if a worker or engine was lost on it, so it is computed alone
 
 
+# Most nonces of one micro-batch. vLLM's kernels for linear attention use sequences x heads (at most
+# 64, in GLM-5.3-Flash) as the second dimension of a CUDA grid, whose limit is 65,535.
+_MOST_NONCES = 65_535 // 64
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """A loaded model and its limits."""
@@ -248,7 +253,7 @@ class ModelInfo:
     max_seq_len: int  # tokens of one nonce
     max_batch_tokens: int  # tokens of one micro-batch
     dtype: str  # "float32" or "bfloat16"
-    max_sequences: int = 1 << 20  # nonces of one micro-batch
+    max_sequences: int = 1 << 20  # sequences that the engine runs at once
     layers: str = ""  # module path of the decoder layers; empty: the engine has none
     layers_reflected: bool = True  # False: proofs do not reflect, like the network's nodes
     # Caches for proofs: "private" to each layer, or "shared" by layers not active together.
@@ -259,7 +264,7 @@ class ModelInfo:
 
     def max_batch(self, rows: int) -> int:
         """Returns how many nonces of `rows` tokens each fit into one forward; at least 1."""
-        return max(1, min(self.max_batch_tokens // rows, self.max_sequences))
+        return max(1, min(self.max_batch_tokens // rows, self.max_sequences, _MOST_NONCES))
 
 
 # In a chat answer: the worker's engine was lost, so another worker may answer the request. "0" if

@@ -82,7 +82,7 @@ class ChainLimits(BaseModel, frozen=True):
         if not by_nonce:
             return info.max_batch(passes_of(spec).rows)
         room = self.kept_tokens or info.max_batch_tokens
-        return max(1, min(room // by_nonce, info.max_sequences))
+        return max(1, min(room // by_nonce, info.max_batch(rows=1)))
 
 
 def why_no_chains(info: records.ModelInfo) -> str:

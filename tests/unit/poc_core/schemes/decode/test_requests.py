@@ -219,6 +219,13 @@ def test_how_many_nonces_a_micro_batch_holds() -> None:
     assert CONTRACT.max_batch(spec, ChainLimits(kept_tokens=1 << 20).on(plain)) == 200
 
 
+def test_no_micro_batch_exceeds_a_cuda_grid_of_sequences_and_64_heads() -> None:
+    info = ModelInfo("m", 256, 4, 1024, 32_768, "bfloat16", max_sequences=2048)
+    spec = DecodeBody.model_validate(decode_body()).spec()
+    most = CONTRACT.max_batch(spec, ChainLimits(kept_tokens=1 << 20).on(info))
+    assert info.max_batch(8) == most == 65_535 // 64
+
+
 def test_workers_together_can_do_what_each_of_them_can() -> None:
     info = ModelInfo("m", 256, 4, 1024, 8192, "float32")
     one = ChainLimits(codebook="a", kept_tokens=96, kept_block=16).on(info)
