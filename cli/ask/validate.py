@@ -154,7 +154,7 @@ def validate(
             batch_size=batch_size,
         )
         body["validation"] = {"artifacts": claimed}
-        # `generate` writes the field beside params. `compute` writes it within params.
+        # `generate` writes the field next to params. `compute` writes it within params.
         if noted.get("per_nonce_reflection") or params.get("per_nonce_reflection"):
             body["per_nonce_reflection"] = True
         named = {name: value for name, value in judged._asdict().items() if value is not None}
