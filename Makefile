@@ -11,6 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MATRIX ?= 0.28 0.30 0.32
 MATRIX_TESTS := tests/unit/workers/vllm/release tests/unit/workers/vllm/start/test_random_weights.py \
 	tests/integration/engines/test_vllm_engine.py tests/integration/engines/test_kv_isolation.py \
+	tests/integration/engines/test_provable.py \
 	tests/integration/chat/test_chat.py::TestOpenAiClient
 
 # Two processes more than small machines have cores: most tests wait much of the time. Each needs up to 4 GiB of memory.
