@@ -140,8 +140,8 @@ class Runner:
 
     def _submit(self, unit: _Unit) -> bool:
         spec, urgent = unit.leases[0].spec, unit.leases[0].urgent
-        size = self._proofs.batch_size(spec)
         try:
+            size = self._proofs.batch_size(spec)
             unit.micro_batches.append(self._proofs.submit(spec, unit.waiting[:size], urgent))
         except errors.ProoflineError as error:
             return self._fail(unit.leases, error)

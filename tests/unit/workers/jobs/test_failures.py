@@ -14,7 +14,7 @@ from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.work import WorkStore
 from tests.harness.job_turns import artifacts, expected, job_of, read, validation
-from tests.harness.samples import OTHER_SPEC, new_job, pending, work_of, worker_record
+from tests.harness.samples import OTHER_SPEC, SPEC, new_job, pending, work_of, worker_record
 from tests.peers.fake_engine import FakeEngine, break_down
 from workers.engines.base import EngineLostError, Tick, TickResult
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
@@ -86,6 +86,25 @@ def test_a_spec_that_no_engine_can_follow_fails_every_job_that_has_it(
     for job_id in job_ids:
         record = read(jobs, job_id)
         assert (record.status, record.error) == (JobStatus.FAILED, "k_dim must be at most 128.")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"scheme": "later"}, "There is no proof scheme 'later'"),
+        ({"scheme": "decode", "options": {"max_tokens": 1, "later": 1}}, "no option later"),
+    ],
+)
+def test_a_spec_of_a_later_release_fails_its_job_and_delays_no_other(
+    runner: Work, jobs: JobStore, redis: Redis, changed: dict[str, Any], why: str
+) -> None:
+    """An API process may be of a later release than its workers."""
+    later, other = jobs.create(new_job([0])), jobs.create(new_job([1]))
+    redis.hset(f"poc:job:{later}", "spec", SPEC.model_copy(update=changed).model_dump_json())
+    for _turn in range(2):
+        runner.run()
+    assert why in str(read(jobs, later).error)
+    assert artifacts(jobs, other) == expected([1])
 
 
 def mistake() -> None:
