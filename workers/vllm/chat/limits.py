@@ -32,6 +32,9 @@ class Limits:
     bad_words_tokens: int = 1024
     tokens: int = 2**30  # of an answer, unless vLLM has already cut it to the context
     stop: int = 128  # our limit: vLLM searches for each string after each token
+    # Our limit of max_pattern_size squared times min_count: after each token, vLLM compares up to a
+    # quarter as many tokens in Python. 38 s a token were seen for 8,000 squared times 2.
+    repetition_detection: int = 2**16
     thinking_token_budget: int = 2**31 - 1
     n_ids: int = 2**31  # size of the model's vocabulary
 
@@ -105,6 +108,14 @@ class Limits:
             value = getattr(fields, name, None)
             if not isinstance(value, str):
                 _check_length(name, value, getattr(self, name), what)
+        repeats = getattr(fields, "repetition_detection", None)
+        size, count = (getattr(repeats, name, 0) for name in ("max_pattern_size", "min_count"))
+        if size * size * count > self.repetition_detection:
+            raise BadRequest(
+                "repetition_detection may have max_pattern_size x max_pattern_size x min_count of"
+                f" {self.repetition_detection} at most; this has {size} x {size} x {count}.",
+                "repetition_detection",
+            )
         words = getattr(fields, "bad_words", None) or ()
         most = TOKEN_CHARS * self.bad_words_tokens
         if sum(map(len, words)) > most:

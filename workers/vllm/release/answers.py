@@ -281,6 +281,23 @@ def vocabulary(llm: Any) -> str:
     return found
 
 
+def _repeats(tokens: list[int], asked: Any) -> Any:
+    """Returns for each number n whether the first n tokens end with a repetition that
+    `repetition_detection` forbids: bool (len(tokens) + 1,). vLLM's check takes far longer.
+    """
+    ids, found = np.array(tokens), np.zeros(len(tokens) + 1, bool)
+    least, most = (asked.min_pattern_size, asked.max_pattern_size) if asked else (0, 0)
+    for size in range(max(1, least), most + 1):
+        n_same = size * (asked.min_count - 1)  # tokens that equal the token `size` before
+        if n_same + size > len(tokens):
+            break
+        same = ids[size:] == ids[:-size]
+        places = np.arange(1, len(same) + 1)
+        last_other = np.maximum.accumulate(np.where(same, 0, places))
+        found[size + 1 :] |= places - last_other >= n_same
+    return found
+
+
 class _Ids:
     """A replacement for vLLM's tokenizer, whose `decode` returns a token's id as text."""
 
@@ -307,11 +324,11 @@ class Answer:
         limit = self._llm.model_config.max_model_len
         room = min(ends.max_tokens, limit - ends.num_tokens)
         stops = {*params.all_stop_token_ids, *(params.stop_token_ids or ())}
-        repeats = getattr(params, "repetition_detection", None) is not None
+        repeats = _repeats(tokens, getattr(params, "repetition_detection", None))
         at = 0
         for n, token in enumerate(tokens, 1):
             # vLLM's check is slow, so it is called only if it may end the answer.
-            if n >= params.min_tokens and (repeats or n >= room or token in stops):
+            if n >= params.min_tokens and (n >= room or token in stops or repeats[n]):
                 ends.append_output_token_ids(tokens[at:n])
                 at = n
                 if check_stop(ends, limit):

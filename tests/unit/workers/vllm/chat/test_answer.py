@@ -1,5 +1,6 @@
 """Answers of known tokens as if they had been sampled: vLLM's own outputs, without an engine."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,3 +178,40 @@ def test_logprobs_come_where_they_are_asked_for(tokenizer: Any) -> None:
     _tokens, (output,) = made(tokenizer, TOKENS, logprobs=None)
     assert output.outputs[0].logprobs is None
     assert output.outputs[0].text == tokenizer.decode(TOKENS)
+
+
+ZEROS = [5] * 60 + [6]
+REPEATING: list[tuple[list[int], dict[str, int], int]] = [
+    ([9, 7, 8, 7, 8, 7, 8, 7], {"max_pattern_size": 2, "min_count": 3}, 7),
+    ([9, 7, 8, 7, 8, 7, 8, 7], {"max_pattern_size": 1, "min_count": 2}, 8),
+    ([9, 7, 7, 7, 7, 7, 7], {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 2}, 5),
+    (ZEROS * 2, {"max_pattern_size": 61, "min_pattern_size": 31, "min_count": 2}, 122),
+    (ZEROS * 3, {"max_pattern_size": 60, "min_pattern_size": 31, "min_count": 2}, 183),
+]
+
+
+@pytest.mark.parametrize(("tokens", "asked", "n"), REPEATING)
+def test_a_repetition_that_ends_the_answer_ends_it_as_in_vllm(
+    tokenizer: Any, tokens: list[int], asked: dict[str, int], n: int
+) -> None:
+    from vllm.sampling_params import RepetitionDetectionParams
+    from vllm.v1.core.sched.utils import check_sequence_repetition
+
+    detection = RepetitionDetectionParams(**asked)
+    ended, _outputs = made(tokenizer, tokens, max_tokens=500, repetition_detection=detection)
+    assert len(ended) == n
+    ends = [at for at in range(1, n) if check_sequence_repetition(tokens[:at], detection)]
+    assert ends == []
+
+
+def test_repetitions_are_sought_in_many_tokens_without_a_long_pause(tokenizer: Any) -> None:
+    """vLLM's own search would take half an hour."""
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    detection = RepetitionDetectionParams(180, 91, 2)
+    tokens = ([5] * 180 + [6]) * 300
+    asked = {"max_model_len": 10**6, "max_tokens": 10**6, "logprobs": None}
+    began = time.process_time()
+    ended, _outputs = made(tokenizer, tokens, repetition_detection=detection, **asked)
+    assert ended == tokens
+    assert time.process_time() - began < 60

@@ -31,6 +31,12 @@ class Grammar:
     json: Any = None
 
 
+@dataclass
+class Repetitions:
+    max_pattern_size: int
+    min_count: int
+
+
 class Asked(BaseModel):
     """Stands for any of vLLM's models."""
 
@@ -47,6 +53,7 @@ class Asked(BaseModel):
     vllm_xargs: dict[str, Any] | None = None
     inner: Inner | None = None
     structured_outputs: Grammar | None = None
+    repetition_detection: Repetitions | None = None
 
 
 POISON: list[dict[str, Any]] = [
@@ -73,6 +80,8 @@ POISON: list[dict[str, Any]] = [
     {"vllm_xargs": {"a": [1, {"b": 2**64}]}},
     {"vllm_xargs": {"a": [[[[-INFINITE]]]]}},
     {"inner": {"depth": [2**64]}},
+    {"repetition_detection": {"max_pattern_size": 8000, "min_count": 2}},
+    {"repetition_detection": {"max_pattern_size": 2, "min_count": 2**40}},
     {"structured_outputs": {"json": {"maximum": 2**64}}},
     {"vllm_xargs": {"\ud800": 1}},
     {"stop": "a\udfff"},
@@ -90,6 +99,7 @@ GOOD: list[dict[str, Any]] = [
     {"seed": 2**63 - 1},
     {"seed": 2**63 - 2, "n": 2},
     {"length_penalty": -10.0},
+    {"repetition_detection": {"max_pattern_size": 64, "min_count": 16}},
     {"vllm_xargs": {"a": [1.5, True, None, "NaN"]}},
 ]
 
