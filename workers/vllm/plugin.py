@@ -20,6 +20,7 @@ def register() -> None:
 
         engine_core.let_readers_sleep()
         engine_core.compile_grammars_after_steps()
+        engine_core.end_slow_grammars()
         engine_core.let_core_count()
         faults.plan_for_caches_of_8_bits()
         listen_to_nobody()

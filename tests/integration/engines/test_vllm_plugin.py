@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from types import SimpleNamespace
@@ -85,6 +86,32 @@ def test_a_cores_grammars_give_way_to_its_steps(
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(manager._create_grammar, None).result() == min(19, own + 10)
     assert manager._create_grammar(None) == own  # as it is, where a core compiles by itself
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"), [('root ::= "a" | root root', True), ('root ::= "a"+', False)]
+)
+def test_an_ambiguous_grammar_ends_its_own_answer_before_it_delays_others_for_long(
+    monkeypatch: pytest.MonkeyPatch, register: Any, text: str, ends: bool
+) -> None:
+    import xgrammar
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+
+    for name in ("accept_tokens", "fill_bitmask"):
+        monkeypatch.setattr(XgrammarGrammar, name, getattr(XgrammarGrammar, name))
+    monkeypatch.setenv(lifeline.VARIABLE, str(os.getpid()))
+    register()
+    vocabulary = xgrammar.TokenizerInfo([bytes([n]) for n in range(256)], stop_token_ids=[0])
+    compiled = xgrammar.GrammarCompiler(vocabulary).compile_grammar(text)
+    grammar = XgrammarGrammar(256, xgrammar.GrammarMatcher(compiled), compiled)
+    mask = xgrammar.allocate_token_bitmask(1, 256)
+    steps: list[float] = []
+    began = time.thread_time()
+    while len(steps) < 400 and grammar.accept_tokens("a", [ord("a")]):
+        grammar.fill_bitmask(mask, 0)
+        steps.append(time.thread_time() - began)
+    assert (len(steps) < 400) is ends
+    assert steps[-1] < 5.0
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(2, 1), (16, 4), (64, 8)])

@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 
 _GRAMMAR = "structured_outputs"
 _DEAD_END = (
-    "The grammar allows no token of this model at the answer's current position; a schema that"
-    " refers to itself without an end allows none."
+    "The grammar allows no token of this model at the answer's current position, or takes too long"
+    " there: a schema that refers to itself without an end allows none, and an ambiguous grammar"
+    " takes longer with each token."
 )
 # Cost of receiving one answer's token from the engine core, in units of formatted numbers.
 _COST = 4

@@ -17,6 +17,10 @@ _LOOK_AGAIN_S = 1e-5
 # Added to the niceness of threads for which an engine core's steps need not wait.
 _NICE = 10
 
+# CPU seconds that an answer's grammar may take in the engine core: in total, and more for each
+# token. An unambiguous grammar takes less than a millisecond a token.
+_GRAMMAR_S, _GRAMMAR_TOKEN_S = 1.0, 0.005
+
 
 def let_readers_sleep() -> None:
     """Makes vLLM's processes on CPUs sleep between two polls for a message, instead of calling
@@ -61,6 +65,36 @@ def compile_grammars_after_steps() -> None:
 
     StructuredOutputManager._create_grammar = create_later
     backend_xgrammar.XgrammarBackend.__post_init__ = begin_with_few_threads
+
+
+def end_slow_grammars() -> None:
+    """Ends an answer, as if its grammar refused the next token, if its grammar has taken too much
+    CPU time. All answers and proofs wait for each grammar. With an ambiguous grammar, such as
+    `root ::= "a" | root root`, xgrammar takes longer for each token: 0.8 s for the 400th.
+    """
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+
+    accept, fill = XgrammarGrammar.accept_tokens, XgrammarGrammar.fill_bitmask
+
+    def count(grammar: Any, began: float) -> None:
+        grammar.proof_spent_s = getattr(grammar, "proof_spent_s", 0.0) + time.thread_time() - began
+
+    def accept_in_time(grammar: Any, request_id: str, tokens: list[int]) -> bool:
+        most = _GRAMMAR_S + _GRAMMAR_TOKEN_S * grammar.num_processed_tokens
+        if getattr(grammar, "proof_spent_s", 0.0) > most:
+            return False
+        began = time.thread_time()
+        accepted = accept(grammar, request_id, tokens)
+        count(grammar, began)
+        return bool(accepted)
+
+    def fill_and_count(grammar: Any, *args: Any) -> None:
+        began = time.thread_time()
+        fill(grammar, *args)
+        count(grammar, began)
+
+    XgrammarGrammar.accept_tokens = accept_in_time
+    XgrammarGrammar.fill_bitmask = fill_and_count
 
 
 def let_core_count() -> None:

@@ -210,7 +210,7 @@ def test_repetitions_are_sought_in_many_tokens_without_a_long_pause(tokenizer: A
 
     detection = RepetitionDetectionParams(180, 91, 2)
     tokens = ([5] * 180 + [6]) * 300
-    asked = {"max_model_len": 10**6, "max_tokens": 10**6, "logprobs": None}
+    asked: dict[str, Any] = {"max_model_len": 10**6, "max_tokens": 10**6, "logprobs": None}
     began = time.process_time()
     ended, _outputs = made(tokenizer, tokens, repetition_detection=detection, **asked)
     assert ended == tokens
