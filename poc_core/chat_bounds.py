@@ -391,4 +391,5 @@ def _number(asked: Mapping[str, Any], name: str) -> int:
         number = _NUMBER.validate_python(asked.get(name))
     except ValidationError:
         return 0
-    return 1 << 20 if number == -1 and name.endswith("logprobs") else number
+    # Capped, because errors quote products of numbers, and Python prints at most 4300 digits.
+    return 1 << 20 if number == -1 and name.endswith("logprobs") else min(number, 1 << 63)

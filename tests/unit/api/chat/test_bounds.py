@@ -336,3 +336,21 @@ def test_grammars_that_clients_send_pass(asked: dict[str, Any]) -> None:
 def test_grammars_without_measure_are_refused_by_their_field(asked: dict[str, Any]) -> None:
     found = known(refused(**CHAT, **asked))
     assert [found.field] == [*asked]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "field"),
+    [
+        (ANSWER, CHAT | {"logprobs": True, "top_logprobs": 10**4299}, "top_logprobs"),
+        (ANSWER, CHAT | {"prompt_logprobs": 10**4299}, "prompt_logprobs"),
+        (COMPLETE, {"prompt": ["x"] * 16, "n": 10**4299}, "n"),
+        (COMPLETE, {"prompt": ["x"] * 16, "n": "9" * 4299}, "n"),
+        (COMPLETE, {"prompt": "x", "logprobs": 10**4299}, "logprobs"),
+    ],
+    ids=lambda one: reprlib.repr(one)[:40],
+)
+def test_numbers_of_thousands_of_digits_are_refused_too(
+    path: str, asked: dict[str, Any], field: str
+) -> None:
+    """JSON may have 4,300 digits, which Python prints; not so a product of them."""
+    assert known(refused(path, **asked)).field == field
