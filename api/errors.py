@@ -1,14 +1,16 @@
 """Error responses: {"detail": ...} or OpenAI errors. Neither repeats the client's input."""
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+from anyio import to_thread
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 from starlette.requests import ClientDisconnect
 
 from poc_core.errors import AnswerTooLargeError, BodyError, ClaimsError, QueueFullError
@@ -17,6 +19,10 @@ from poc_core.serving.openai_errors import error_body
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+# Seconds without Redis that a waiting request outlasts: more than a restart or a failover takes.
+OUTLASTED_S = 20.0
 # Retry-After in seconds: enough to restart Redis or a worker, or for a batch or two.
 RETRY_AFTER_S = 5
 # The body of the answer to an unexpected exception.
@@ -35,6 +41,28 @@ _REFUSALS = (QueueFullError, AnswerTooLargeError, BodyError, ClaimsError)
 def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPException:
     """Returns an HTTPException with Retry-After, for a valid request that could succeed later."""
     return HTTPException(status_code, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+class Outlasting:
+    """Reads Redis for a request that waits for long, and outlasts a short outage of Redis."""
+
+    def __init__(self) -> None:
+        self._away_since: float | None = None
+
+    async def read(self, read: Callable[..., T], *args: Any) -> T | None:
+        """Returns the result of `read`, called in a thread; None while Redis refuses connections.
+        Raises the error after OUTLASTED_S seconds.
+        """
+        try:
+            found = await to_thread.run_sync(read, *args)
+        except ConnectionError:
+            now = time.monotonic()
+            self._away_since = now if self._away_since is None else self._away_since
+            if now - self._away_since > OUTLASTED_S:
+                raise
+            return None
+        self._away_since = None
+        return found
 
 
 def malformed(problems: Iterable[Mapping[str, Any]]) -> HTTPException:

@@ -9,7 +9,7 @@ from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 
 from api.bodies import DeployBody
-from api.errors import unavailable
+from api.errors import Outlasting, unavailable
 from poc_core import errors
 from poc_core.answers import Done
 from poc_core.records import RoundState
@@ -78,9 +78,12 @@ class Deploying:
         """Waits until a host serves the model. Raises HTTPException 500 if the deployment fails or
         takes longer than SERVE_S seconds.
         """
-        deadline = time.monotonic() + SERVE_S
+        redis, deadline = Outlasting(), time.monotonic() + SERVE_S
         while time.monotonic() < deadline:
-            status = await to_thread.run_sync(self._deployments.status)
+            status = await redis.read(self._deployments.status)
+            if status is None:
+                await anyio.sleep(_LOOK_S)
+                continue
             if status.record is None or status.record.generation != generation:
                 raise HTTPException(500, "The deployment was withdrawn before the model served.")
             if status.state is DeploymentState.RUNNING:
@@ -105,9 +108,12 @@ class Deploying:
         """Waits until all hosts have ended their engines. Raises HTTPException 500 if an engine
         still runs after _GONE_S seconds.
         """
-        deadline = time.monotonic() + _GONE_S
+        redis, deadline = Outlasting(), time.monotonic() + _GONE_S
         while True:
-            status = await to_thread.run_sync(self._deployments.status)
+            status = await redis.read(self._deployments.status)
+            if status is None:
+                await anyio.sleep(_LOOK_S)
+                continue
             superseded = status.record is not None and status.record.generation > generation
             if superseded:
                 return Done()

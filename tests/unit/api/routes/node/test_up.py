@@ -9,9 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from redis import ConnectionError, Redis
 
+from api import errors
 from api.models import deployments
 from poc_core.records import RoundState
-from poc_core.serving.deployments import Deployment, HostState
+from poc_core.serving.deployments import Deployment, DeploymentStatus, HostState
 from poc_core.state import keys
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.rounds import RoundStore
@@ -239,3 +240,33 @@ def test_up_that_loses_redis_once_it_deployed_leaves_no_round(
     assert client.post("/api/v1/inference/up/async", json=UP).status_code == 503
     assert client.post("/api/v1/inference/up/async", json=UP).status_code == 409
     assert known(rounds.current()).state is RoundState.STOPPED
+
+
+@pytest.mark.parametrize("path", ["inference/up", "stop"])
+@pytest.mark.parametrize(
+    ("patience_s", "status"), [(60.0, 200), (-1.0, 503)], ids=["short", "long"]
+)
+def test_who_waits_for_engines_outlasts_an_outage_of_redis_that_is(
+    client: TestClient,
+    host: Host,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    patience_s: float,
+    status: int,
+) -> None:
+    """The network node gives up a node whose `up` is not 200; a failover takes seconds."""
+
+    def failing(store: DeploymentStore) -> DeploymentStatus:
+        if outage and store.read() is not None:
+            raise outage.pop()
+        serve("w1")
+        host.says(HostState.SERVING if path == "inference/up" else HostState.IDLE)
+        return read(store)
+
+    outage, read = [ConnectionError("no primary")] * 3, DeploymentStore.status
+    monkeypatch.setattr(errors, "OUTLASTED_S", patience_s)
+    if path == "stop":
+        client.post("/api/v1/inference/up/async", json=UP)
+    monkeypatch.setattr(DeploymentStore, "status", failing)
+    assert client.post(f"/api/v1/{path}", json=UP).status_code == status

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from anyio import to_thread
 from fastapi.testclient import TestClient
-from redis import Redis
+from redis import ConnectionError, Redis
 
-from poc_core.records import JobKind
+from poc_core.records import JobKind, JobRecord
 from poc_core.settings import Settings
 from poc_core.state import keys
 from poc_core.state.jobs import JobStore
@@ -264,6 +264,23 @@ def test_waiting_for_a_job_that(
     answer = client.post(GENERATE, json=body(wait=True))
     assert answer.status_code == status
     assert answer.json()["detail"].items() >= told.items()
+
+
+def test_waiting_outlasts_a_short_outage_of_redis(
+    client: TestClient, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job goes on: a client that was sent away would have it computed twice."""
+
+    def failing(store: JobStore, job_id: str) -> JobRecord | None:
+        if outage:
+            raise outage.pop()
+        monkeypatch.setattr(JobStore, "read", read)
+        compute(jobs, job_id, 0)
+        return read(store, job_id)
+
+    outage, read = [ConnectionError("no primary")] * 3, JobStore.read
+    monkeypatch.setattr(JobStore, "read", failing)
+    assert client.post(GENERATE, json=body(wait=True)).json()["status"] == "completed"
 
 
 def test_a_job_under_way_can_be_cancelled(client: TestClient, jobs: JobStore) -> None:
