@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from pydantic import TypeAdapter
+from redis.exceptions import ConnectionError
 
 from poc_core import callbacks, errors, queues, records
 from poc_core.schemes.contract import contract_of
@@ -109,8 +110,11 @@ class JobStore(Store):
         args += [settings.max_queued_nonces, settings.max_jobs]
         args += [settings.max_callbacks if url else "", settings.outbox_max_bytes]
         args += [callbacks.receiver_of(url or ""), job.client, now, settings.job_ttl_sec]
+        args.append(len(job.claimed or {}))
         args += [part for item in fields.items() for part in item]
         what, *found = self._create([key], args)
+        if what == b"gone":
+            raise ConnectionError("Redis has lost the job's nonces; send the request again")
         if what == b"nonces":
             self._check_room(len(job.nonces), found[0])
         if what == b"jobs":

@@ -14,13 +14,15 @@
 --      10 client         id of the client
 --      11 now            seconds since the epoch
 --      12 ttl            seconds the job is kept without progress
---      13... field, value, ... of the job's hash
+--      13 n_claimed      number of the job's claims
+--      14... field, value, ... of the job's hash
 -- Returns {'stored'}, also if the call is repeated. Returns for a refused job {'nonces', queued nonces},
--- {'jobs', active jobs} or {'callbacks', the limit that is reached: see full_of}.
+-- {'jobs', active jobs} or {'callbacks', the limit that is reached: see full_of}; {'gone'} if Redis has lost uploaded
+-- nonces or claims.
 local job = KEYS[1]
 local job_id, model, n_total, n_batches, most_queued = unpack(ARGV, 1, 5)
-local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl = unpack(ARGV, 6, 12)
-local first_field = 13
+local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl, n_claimed = unpack(ARGV, 6, 13)
+local first_field = 14
 n_total, n_batches = tonumber(n_total), tonumber(n_batches)
 
 -- Share of most_callbacks and of most_bytes that one client, or one receiver, may use.
@@ -71,8 +73,8 @@ if queued + n_total > tonumber(most_queued) then
   redis.call('UNLINK', job .. ':nonces', job .. ':claimed')
   return {'nonces', queued}
 end
-if redis.call('HLEN', job .. ':nonces') ~= n_batches then
-  return redis.error_reply('ERR the staged nonces are gone; send the request again')
+if redis.call('HLEN', job .. ':nonces') ~= n_batches or redis.call('HLEN', job .. ':claimed') ~= tonumber(n_claimed) then
+  return {'gone'} -- Redis failed over, or lost its last second
 end
 local whose = most_callbacks ~= '' and full_of()
 if whose then

@@ -10,12 +10,12 @@ from redis import Redis
 
 from api.routes.services import Services
 from poc_core.fields import MAX_NONCE
-from poc_core.records import JobKind
+from poc_core.records import JobKind, NewJob
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
-from tests.harness.pow_routes import GENERATE, compute, record_of, submit
+from tests.harness.pow_routes import GENERATE, VECTOR, compute, record_of, submit
 from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body
 
 pytestmark = pytest.mark.usefixtures("a_worker")
@@ -130,3 +130,21 @@ def test_workers_with_different_codebooks_compute_no_decode_proofs(
     assert "POC_DECODE_CODEBOOK must be the same" in refused.text
     workers.heartbeat(replace(record, info=ChainLimits(codebook="aa").on(record.info)))
     assert client.post(GENERATE, json=asked).status_code == 200
+
+
+@pytest.mark.parametrize("lost", [":nonces", ":claimed"])
+def test_redis_that_loses_what_was_uploaded_is_503_and_queues_nothing(
+    client: TestClient, jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """A failover loses what was written last; uploads are the most that one request writes."""
+
+    def failing_over(store: JobStore, key: str, job: NewJob) -> None:
+        upload(store, key, job)
+        assert redis.delete(key + lost)
+
+    upload = vars(JobStore)["_stage"]
+    monkeypatch.setattr(JobStore, "_stage", failing_over)
+    claims = {"artifacts": [{"nonce": nonce, "vector_b64": VECTOR} for nonce in (1, 2)]}
+    answer = client.post(GENERATE, json=body(nonces=[1, 2], validation=claims))
+    assert (answer.status_code, answer.headers.get("Retry-After")) == (503, "5")
+    assert jobs.active_jobs(MODEL) == []
