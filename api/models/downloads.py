@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two checks of the download processes.
 LOOK_S = 5.0
+# Looks at a download of another machine without a process after which this machine continues it: a
+# container that was created again is another machine, and a machine may restart meanwhile.
+_LEFT_LOOKS = 60
 
 
 class Downloads:
@@ -27,6 +30,7 @@ class Downloads:
         # guards _processes: requests start downloads while `tend` runs
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by task_id
+        self._left: dict[str, int] = {}  # looks at other machines' downloads, by task_id
 
     def looks(self) -> Periodic:
         return Periodic("downloads", LOOK_S, self.tend)
@@ -42,15 +46,25 @@ class Downloads:
                 self._processes[download.task_id] = process
 
     def tend(self) -> None:
-        """Starts new processes for this machine's downloads whose process has died."""
+        """Starts new processes for this machine's downloads whose process has died, and for those
+        of a machine that has not done so for _LEFT_LOOKS looks.
+        """
         with self._lock:
             ended = [task_id for task_id, one in self._processes.items() if one.poll() is not None]
             for task_id in ended:
                 del self._processes[task_id]
         for task_id in ended:
             self.store.leave(task_id)  # a killed process could not report its end
-        for download in self.store.running():
-            if download.machine == self.machine and self.store.claim(download):
+        running, left = self.store.running(), self._left
+        ours = {one.task_id for one in running if one.machine == self.machine}
+        self._left = {
+            one.task_id: left.get(one.task_id, 0) + 1
+            for one in running
+            if one.task_id not in ours and not self.store.is_alive(one)
+        }
+        ours |= {task_id for task_id, looks in self._left.items() if looks >= _LEFT_LOOKS}
+        for download in running:
+            if download.task_id in ours and self.store.claim(download):
                 logger.info("the download of %s goes on", download.name)
                 self.begin(download)
 

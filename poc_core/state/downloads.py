@@ -88,6 +88,10 @@ class DownloadStore(scripts.BaseStore):
         """Returns True if the download has no process. The caller must then start a process."""
         return bool(self._redis.set(keys.download(download.task_id), "1", nx=True, ex=STARTS_S))
 
+    def is_alive(self, download: Download) -> bool:
+        """Returns True if the download's process starts or has given a sign of life lately."""
+        return bool(self._redis.exists(keys.download(download.task_id)))
+
     # The process that downloads.
 
     def renew(self, download: Download) -> bool:

@@ -112,6 +112,26 @@ def test_a_download_whose_process_died_is_begun_again(
         assert [one.task_id for one in begun] == [begun[0].task_id] * 2
 
 
+def test_a_download_of_a_machine_that_is_gone_goes_on_here(
+    client: TestClient,
+    services: Services,
+    begun: list[Download],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after `docker compose up` with a new image: the container's name is another one then."""
+    monkeypatch.setattr(model_downloads, "_LEFT_LOOKS", 3)
+    client.post(f"{MODELS}/download", json={"hf_repo": REPO})
+    services.downloads.machine = "created again"
+    for _ in range(4):
+        services.downloads.tend()
+    assert len(begun) == 1  # its process lives
+    services.downloads.store.leave(begun[0].task_id)
+    for n_begun in (1, 1, 2, 2):
+        services.downloads.tend()
+        assert len(begun) == n_begun
+    assert begun[1].task_id == begun[0].task_id
+
+
 @pytest.mark.promise(
     "a client that starts and cancels downloads in a loop", "has at most three download processes"
 )
