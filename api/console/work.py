@@ -52,12 +52,19 @@ class Work:
         return [lines[job_id] for job_id in listed if job_id in lines]
 
     def job_line(self, record: JobRecord) -> dict[str, Any]:
+        spec = record.spec.model_dump()
+        # Without lists and objects: the claims of a decode proof take megabytes, each second.
+        spec["options"] = {
+            name: value
+            for name, value in record.spec.options.items()
+            if not isinstance(value, dict | list)
+        }
         return {
             "id": record.job_id,
             "kind": record.kind.value,
             "status": record.status.value,
             "model": record.model,
-            "spec": record.spec.model_dump(),
+            "spec": spec,
             "owner": record.request.model_dump(include={"block_height", "node_id", "node_count"}),
             "n_total": record.n_total,
             "n_done": record.n_done,

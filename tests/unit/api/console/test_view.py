@@ -1,5 +1,6 @@
 """What the console shows of the node."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any, cast
 
 import fakeredis
 import pytest
+from pydantic import JsonValue
 from redis import Redis
 from redis.exceptions import ResponseError
 
@@ -15,7 +17,7 @@ from api.console.view import View
 from api.health import roster
 from api.proofs.dispatch import Dispatcher
 from api.routes.services import Services
-from poc_core.records import JobStatus, RoundState, WorkerRecord
+from poc_core.records import JobStatus, ProofSpec, RoundState, WorkerRecord
 from poc_core.serving.deployments import ChildLog, Deployment, HostLogs, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state.deployments import DeploymentStore
@@ -210,6 +212,21 @@ def test_jobs_newest_first_with_their_verdicts(view: View, jobs: JobStore, clock
     assert found[2]["spec"]["options"] == {"k_dim": 12, "stronger_rng": False}
     jobs.cancel(waiting)
     assert [job["status"] for job in read(view)["work"]] == ["cancelled", "completed", "completed"]
+
+
+def test_the_claims_of_a_validation_of_chains_are_not_sent_to_pages(
+    services: Services, view: View, jobs: JobStore
+) -> None:
+    """The list is sent each second while a job runs, to each page."""
+    claims: dict[str, JsonValue] = {str(nonce): [7] * 257 for nonce in range(200)}
+    options: dict[str, JsonValue] = {"max_tokens": 256, "k_dim": 12, "enforced": claims}
+    spec = ProofSpec(scheme="decode", block_hash="b", public_key="p", seq_len=256, options=options)
+    job_id = jobs.create(replace(new_job(list(range(200))), spec=spec))
+    (line,) = read(view)["work"]
+    for shown in (line, services.work.job_page(job_id)):
+        assert shown is not None
+        assert shown["spec"]["options"] == {"max_tokens": 256, "k_dim": 12}
+        assert len(json.dumps(shown)) < 1000
 
 
 def test_the_oldest_job_that_runs_is_listed_beside_the_newest(
