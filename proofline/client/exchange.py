@@ -78,7 +78,7 @@ def read(call: Call[T], base: str, answer: httpx.Response) -> T:
         text = f"{describe_detail(detail)} (HTTP {answer.status_code})"
         raise ApiError(text, answer.status_code, retry_after_s(answer.headers.get("Retry-After")))
     try:
-        if isinstance(document, dict):
+        if isinstance(document, dict) and answer.is_success:  # not a redirect
             return read_as(call.answer, document)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
@@ -96,14 +96,22 @@ def read_as(model: type[T], document: dict[str, Any]) -> T:
 
 
 def result_in(document: dict[str, Any], request_id: str) -> bool:
-    """Returns True if `document` is a completed job's result. JobFailedError if the job failed."""
+    """Returns True if `document` is a completed job's result. JobFailedError if the job failed.
+    ApiError if `document` does not describe a job.
+    """
     status = document.get("status")
     if status in ("failed", "cancelled"):
         why = f": {document['error']}" if document.get("error") else ""
         raise JobFailedError(
             f"Job {request_id} {status if status == 'failed' else 'was cancelled'}{why}"
         )
-    return status in ("completed", "OK")  # "OK": jobs of distances
+    if status in ("queued", "running"):
+        return False
+    if status not in ("completed", "OK"):  # "OK": jobs of distances
+        raise ApiError(
+            f"The answer for job {request_id} is not Proofline's; check the url.", HTTPStatus.OK
+        )
+    return True
 
 
 def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:

@@ -335,6 +335,15 @@ class TestWaiting:
         with pytest.raises(JobFailedError, match="Job job-1 failed: the engine was lost"):
             both(handler).do(lambda client: client.wait("job-1", ArtifactResult))
 
+    @pytest.mark.parametrize("answer", [ok({}), httpx.Response(307, json={"status": "moved"})])
+    def test_what_is_no_jobs_answer_is_not_asked_for_ever(
+        self, both: Make, answer: httpx.Response
+    ) -> None:
+        handler, seen = answering(answer, ok({"status": "failed"}))
+        with pytest.raises(ApiError, match="not Proofline's; check the url"):
+            both(handler).do(lambda client: client.wait("job-1", ArtifactResult))
+        assert len(seen) == 1
+
 
 ODD_LOCS: list[Any] = [None, True, 7, {}]
 
