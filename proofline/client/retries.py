@@ -39,7 +39,7 @@ def _pause_s(
     error: ApiError, is_repeatable: bool, waits_for_start: bool, tries: int
 ) -> float | None:
     if error.retry_after_s is not None and error.status in ASKED_TO_WAIT:
-        return error.retry_after_s
+        return max(error.retry_after_s, FIRST_PAUSE_S)
     is_safe = is_repeatable and error.status in (None, *PERHAPS_AWAY)
     if not (is_safe if error.was_sent else waits_for_start):
         return None

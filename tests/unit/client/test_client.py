@@ -241,7 +241,7 @@ class TestRetries:
         node = both(handler)
         assert node.do(lambda client: client.submit(REQUEST)) == ["job-1"]
         assert seen == ["POST /api/v1/pow/generate"] * 3
-        assert node.waited == [0.0, 0.0]
+        assert node.waited == [0.001, 0.001]  # FIRST_PAUSE_S, for 0
 
     def test_what_would_take_longer_than_patience_is_an_error_at_once(self, both: Make) -> None:
         handler, _ = answering(refused(503, "5"))

@@ -49,3 +49,12 @@ def test_other_refusals_are_final(status: int) -> None:
         Patience(60).pause_s(
             ApiError("no", status, retry_after_s=0), is_repeatable=True, waits_for_start=True
         )
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_who_asks_for_no_pause_is_not_asked_without_one(status: int) -> None:
+    """As proxies do, or by a date in the past: thousands of requests a second would follow."""
+    error = ApiError("full", status, retry_after_s=0)
+    patience = Patience(60)
+    for _ in range(3):
+        assert patience.pause_s(error, is_repeatable=False, waits_for_start=False) >= 0.1
