@@ -152,7 +152,10 @@ def delete(model: HubModel, services: AppServices) -> Deleted:
 
     409 if a worker serves the model or a file cannot be deleted; 404 if the model is not on disk.
     """
-    if services.downloads.store.forget(model.hf_repo, model.hf_commit):
+    downloads, commits = services.downloads.store, {model.hf_commit}
+    if model.hf_commit is None:
+        commits |= {one.hf_commit for one in downloads.running() if one.hf_repo == model.hf_repo}
+    if sum(downloads.forget(model.hf_repo, commit) for commit in commits):
         return Deleted(status="cancelled", model=model)
     cache, wanted = services.model_cache, services.deployments.status().wanted
     workers = services.workers.live()

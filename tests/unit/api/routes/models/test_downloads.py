@@ -65,6 +65,20 @@ def test_deleting_what_is_being_downloaded_cancels_that(
     assert services.downloads.store.running() == []
 
 
+def test_deleting_a_model_cancels_the_downloads_of_all_its_revisions(
+    client: TestClient, services: Services, cache: Path
+) -> None:
+    """Otherwise their files would be deleted while they arrive, and the rest come back."""
+    put(cache, WHOLE)
+    for commit in ("b" * 40, "c" * 40):
+        sent = {"hf_repo": REPO, "hf_commit": commit}
+        assert client.post(f"{MODELS}/download", json=sent).json()["status"] == "DOWNLOADING"
+    assert client.post(f"{MODELS}/download", json={"hf_repo": "acme/other"}).status_code == 202
+    assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).json()["status"] == "cancelled"
+    assert [one.hf_repo for one in services.downloads.store.running()] == ["acme/other"]
+    assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).json()["status"] == "deleted"
+
+
 def test_offline_a_download_says_at_once_what_is_here(
     client: TestClient, cache: Path, begun: list[Download], monkeypatch: pytest.MonkeyPatch
 ) -> None:
