@@ -165,7 +165,7 @@ class AsyncClient:
         ends_at = time.monotonic() + timeout_s
         while True:
             try:
-                answer = await self.call(calls.READY, patience_s=0)
+                answer = await self.call(calls.ready(ends_at - time.monotonic()), patience_s=0)
                 return answer.models
             except ApiError as error:
                 if not error.is_temporary or time.monotonic() > ends_at:

@@ -14,6 +14,7 @@ from proofline.client.bodies import Body, as_json, placed
 NODE = "/api/v1"
 PREFIX = f"{NODE}/pow"
 TIMEOUT_S = 60.0  # a request of 100,000 nonces with artifacts takes seconds to check
+READY_TIMEOUT_S = 5.0  # least timeout of `ready`, for a busy machine
 STOP_TIMEOUT_S = 90.0  # timeout of `undeploy`, which waits up to a minute for engines to end
 
 T = TypeVar("T")
@@ -37,11 +38,16 @@ class Call(Generic[T]):
 
 
 STOP = Call("POST", f"{PREFIX}/stop", answers.Stopped)
-READY = Call("GET", "/readyz", answers.Ready)
 STATE = Call("GET", f"{NODE}/state", answers.NodeState)
 VERSIONS = Call("GET", f"{NODE}/versions", answers.Versions)
 DEPLOYMENT = Call("GET", f"{NODE}/inference/up/status", answers.UpStatus)
 UNDEPLOY = Call("POST", f"{NODE}/inference/down", answers.Done, timeout_s=STOP_TIMEOUT_S)
+
+
+def ready(left_s: float) -> Call[answers.Ready]:
+    """`left_s`: seconds for which the caller still waits."""
+    timeout_s = min(TIMEOUT_S, max(READY_TIMEOUT_S, left_s))
+    return Call("GET", "/readyz", answers.Ready, timeout_s=timeout_s)
 
 
 def submit(body: Body) -> Call[answers.Queued]:

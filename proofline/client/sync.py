@@ -161,7 +161,7 @@ class Client:
         ends_at = time.monotonic() + timeout_s
         while True:
             try:
-                answer = self.call(calls.READY, patience_s=0)
+                answer = self.call(calls.ready(ends_at - time.monotonic()), patience_s=0)
                 return answer.models
             except ApiError as error:
                 if not error.is_temporary or time.monotonic() > ends_at:

@@ -297,6 +297,18 @@ class TestRetries:
         with pytest.raises(ApiError, match="no"):
             both(lambda _: refused(503, "5")).do(lambda client: client.wait_ready(timeout_s=0))
 
+    @pytest.mark.parametrize(("timeout_s", "most_s"), [(10, 10), (1, 5), (600, 60)])
+    def test_a_node_that_accepts_and_is_silent_is_waited_for_no_longer_than_asked(
+        self, both: Make, timeout_s: float, most_s: float
+    ) -> None:
+        def handler(request: httpx.Request) -> httpx.Response:
+            allowed.append(request.extensions["timeout"]["read"])
+            return ok({"status": "ready", "models": [MODEL]})
+
+        allowed: list[float] = []
+        both(handler).do(lambda client: client.wait_ready(timeout_s))
+        assert 0.9 * most_s <= allowed[0] <= most_s
+
 
 class TestWaiting:
     @staticmethod
