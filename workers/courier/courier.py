@@ -130,6 +130,7 @@ class Courier:
         self._places = Places(self.deliver, largest_payload)
         self._redis_threads = ThreadPoolExecutor(_REDIS_THREADS, "courier-redis")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = True
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -160,7 +161,7 @@ class Courier:
         """Delivers an outbox's due payloads for about TURN_S seconds. Logs errors."""
         until = time.monotonic() + TURN_S
         try:
-            while time.monotonic() < until:
+            while self._is_open and time.monotonic() < until:
                 delivery = await self._with_redis(lambda: self._outbox.take(outbox_id))
                 if delivery is None or not await self._try(delivery):
                     return
@@ -224,6 +225,7 @@ class Courier:
         return False
 
     async def _close(self) -> None:
+        self._is_open = False
         await self._places.close(DEADLINE_S + 1)
         await self._poster.close()
 

@@ -4,6 +4,7 @@ import asyncio
 from typing import cast
 
 import httpx
+import pytest
 from redis import Redis
 
 from poc_core.records import RoundState
@@ -103,3 +104,40 @@ def test_a_receiver_that_does_not_answer_is_remembered_and_one_that_refuses_is_n
     scene.clock.now += LAST_BACKOFF_S
     scene.deliver()
     assert spared_receivers(scene.redis) == []
+
+
+def test_at_its_end_the_payload_under_way_is_delivered_and_the_next_one_left(
+    scene: Scene, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        answered = scene.receiver.answer(request)
+        await ending.wait()
+        return answered
+
+    scene.outbox._settings = settings.model_copy(update={"callback_max_artifacts": 4})  # noqa: SLF001
+    for _ in range(3):
+        scene.compute()
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    poster = Poster(
+        client,
+        settings.callbacks,
+        lookup=lambda name, port: [(0, 0, 0, "", (ADDRESS, port))],
+        deadline_s=60,
+    )
+    courier = scene.courier_of(poster)
+    close = courier._places.close  # noqa: SLF001
+
+    async def close_and_answer(timeout_s: float) -> None:
+        asyncio.get_running_loop().call_soon(ending.set)
+        await close(timeout_s)
+
+    monkeypatch.setattr(courier._places, "close", close_and_answer)  # noqa: SLF001
+    with courier.running():
+        for due in scene.outbox.announce():
+            courier.offer(due)
+        wait_until(lambda: scene.receiver.requests)
+    assert scene.receiver.nonces == [0, 1, 2, 3]
+    scene.deliver()
+    assert scene.receiver.nonces == list(range(16))
