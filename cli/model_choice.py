@@ -129,6 +129,21 @@ def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
     check_is_there(EngineOptions(model=model, engine="vllm", vllm_args=tuple(vllm_args)))
 
 
+def as_on_hosts(model: str) -> str:
+    """Returns the model's name, or the absolute path for a directory named ./X or ../X, because
+    hosts run in other folders. Raises ModelChoiceError if there is no such directory.
+    """
+    if not model.startswith("."):
+        return model
+    directory = _directory(model)
+    if directory is None:
+        raise ModelChoiceError(
+            f"There is no directory {model!r} here; give the absolute path of a directory that"
+            " exists on every host."
+        )
+    return str(directory.absolute())
+
+
 def _here(name: str, revision: str | None) -> str | None:
     """Returns None if the cache contains the revision, otherwise a text about the cache's contents.
 

@@ -9,7 +9,7 @@ import typer
 from cli import options
 from cli.ask.connection import connect
 from cli.ask.round_view import in_words
-from cli.model_choice import check_can_be_found
+from cli.model_choice import as_on_hosts, check_can_be_found
 from cli.shipped import check_spelling
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
@@ -60,6 +60,7 @@ def deploy(
         )
     if model is not None:
         check_spelling(model)
+        model = as_on_hosts(model)
     with connect(url) as client:
         if model is None:
             show(client.deployment())

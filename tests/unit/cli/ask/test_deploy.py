@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -225,4 +226,25 @@ def test_what_serves_is_deployed_again_without_a_hub(serving: Serving) -> None:
 def test_a_shipped_models_mistyped_name_ends_nothing(serving: Serving) -> None:
     found = CliRunner().invoke(app, ["deploy", "tiny-qwen"])
     assert "did you mean tiny-qwen3?" in str(found.exception) + found.output
+    assert (found.exit_code, serving.asked) == (2, [])
+
+
+@pytest.mark.parametrize("serving", [409], indirect=True)
+def test_a_directory_is_named_as_hosts_find_it(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["deploy", "./model"])
+    there = f"deploy {tmp_path}/model"
+    assert (found.exit_code, serving.asked) == (0, [there, "undeploy", there])
+
+
+@pytest.mark.parametrize("serving", [409], indirect=True)
+def test_a_directory_that_is_not_here_ends_nothing(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["deploy", "./model"])
+    assert "There is no directory './model' here" in str(found.exception) + found.output
     assert (found.exit_code, serving.asked) == (2, [])
