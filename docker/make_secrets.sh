@@ -36,7 +36,8 @@ put() { # value, file
 password() { # file's name, value from the environment, variable's name
     file="$ALL/$1"
     if [ -z "$2" ] && [ -s "$file" ]; then
-        return
+        kept=$(tr -d '\r\n' <"$file")
+        [ -z "$kept" ] || return 0
     fi
     value=${2:-$(head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \n')}
     case $value in
@@ -49,7 +50,7 @@ password() { # file's name, value from the environment, variable's name
 }
 
 hashed() { # file's name
-    printf '#%s' "$(sha256sum <"$ALL/$1" | cut -d ' ' -f 1)"
+    printf '#%s' "$(tr -d '\r\n' <"$ALL/$1" | sha256sum | cut -d ' ' -f 1)"
 }
 
 user() { # name, its passwords

@@ -84,6 +84,21 @@ class TestSecrets:
             assert words[len(words) - len(given) :] == given
             assert user == "default" or {"-@all", "resetchannels", "-@dangerous"} <= set(words)
 
+    @pytest.mark.parametrize("user", ["worker", "default"])
+    def test_one_that_an_editor_wrote_is_that_of_its_user(self, tmp_path: Path, user: str) -> None:
+        make_secrets(tmp_path)
+        file = "redis_password" if user == "default" else f"{user}_redis_password"
+        (tmp_path / "all" / file).write_text("chosen\n")
+        assert make_secrets(tmp_path).returncode == 0
+        (rights,) = re.findall(rf"^user {user} .*", texts(tmp_path)["all/users.acl"], re.MULTILINE)
+        assert hash_of("chosen") in rights.split()
+
+    def test_one_without_a_character_is_generated(self, tmp_path: Path) -> None:
+        make_secrets(tmp_path)
+        (tmp_path / "all" / "worker_redis_password").write_text("\n")
+        assert make_secrets(tmp_path).returncode == 0
+        assert len(texts(tmp_path)["each/worker/redis_password"]) == 48
+
     def test_hosts_that_joined_keep_their_users(self, tmp_path: Path) -> None:
         """Redis writes them into the file, and Compose's next start makes it anew."""
         make_secrets(tmp_path)
