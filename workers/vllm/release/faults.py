@@ -1,12 +1,19 @@
 """Known faults of vLLM's releases: works around them, or explains them to the operator."""
 
+import logging
 import re
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
 # Major number of Hopper's compute capability.
 _HOPPER = 9
+# vLLM's attention backend on Hopper for sparse latent attention without rotary dimensions, and the
+# most query rows that FlashInfer plans for it (0.6.18 to 0.7.4).
+_PLANNED_BACKEND = "FLASHINFER_MLA_SPARSE_SM90"
+_MOST_PLANNED = 16_384
 # Why vLLM's CPU build cannot load a family, by model type. vLLM fails during loading without a
 # clear last line. Seen with release _CPU_RELEASE.
 _CPU_RELEASE = "0.32."
@@ -26,8 +33,8 @@ _KNOWN_SINCE = {"glm5_next": "0.30", "Glm5NextForConditionalGeneration": "0.30"}
 
 
 def avoid(engine_args: Any) -> None:
-    """Changes engine arguments with which vLLM would compute wrongly or fail. Does not change what
-    an operator has chosen.
+    """Changes engine arguments with which vLLM would compute wrongly or fail. Of an operator's
+    choices, changes only a number of tokens that would end the engine.
 
     On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly (artifacts
     differ by an L2 distance of 0.6). On CPUs with AMX, 0.32 chooses an MLA backend that supports
@@ -43,6 +50,7 @@ def avoid(engine_args: Any) -> None:
             and getattr(engine_args, "gdn_prefill_backend", "triton") is None
         ):
             engine_args.gdn_prefill_backend = "triton"
+        _compute_what_is_planned(engine_args)
         return
     config = get_config(engine_args.model, engine_args.trust_remote_code, engine_args.revision)
     text = config.get_text_config()
@@ -59,6 +67,46 @@ def avoid(engine_args: Any) -> None:
         engine_args.attention_backend or engine_args.attention_config.backend
     ):
         engine_args.attention_backend = _backend("CPU_MLA")
+
+
+def _compute_what_is_planned(engine_args: Any) -> None:
+    """Lowers the number of tokens of one forward to what FlashInfer can plan, if vLLM will use its
+    plan.
+
+    With more rows, FlashInfer 0.6.18 overwrites its own plan. The kernel then computes wrong rows,
+    or ends the engine with an illegal memory access (flashinfer-ai/flashinfer#5170). FlashInfer
+    0.7.2 raises an error instead, which ends the engine in a chat step. vLLM gives the kernel one
+    row for each token of a long prompt (over index_topk tokens), of many short prompts, and of many
+    short nonces.
+    """
+    from vllm.platforms import current_platform
+    from vllm.transformers_utils.config import get_config
+
+    asked = getattr(engine_args, "max_num_batched_tokens", None) or 0
+    capability = current_platform.get_device_capability()
+    on_hopper = current_platform.is_cuda() and capability and capability.major == _HOPPER
+    if asked <= _MOST_PLANNED or not on_hopper:
+        return
+    chosen = engine_args.attention_backend or engine_args.attention_config.backend
+    if chosen is None:
+        try:
+            text = get_config(
+                engine_args.model, engine_args.trust_remote_code, engine_args.revision
+            ).get_text_config()
+        except Exception:  # vLLM reads the configuration again, and reports why it cannot
+            return
+        sparse = getattr(text, "index_topk", None) and getattr(text, "kv_lora_rank", None)
+        if not sparse or getattr(text, "qk_rope_head_dim", None) != 0:
+            return
+    elif getattr(chosen, "name", chosen) != _PLANNED_BACKEND:
+        return
+    engine_args.max_num_batched_tokens = _MOST_PLANNED
+    logger.warning(
+        "a forward computes at most %d tokens at a time, not %d: with more, FlashInfer's attention"
+        " ends the engine on Hopper GPUs (flashinfer-ai/flashinfer#5170)",
+        _MOST_PLANNED,
+        asked,
+    )
 
 
 def _backend(name: str) -> Any:

@@ -208,6 +208,54 @@ def test_vllms_argument_for_them_is_still_called_so() -> None:
     assert AsyncEngineArgs.gdn_prefill_backend is None
 
 
+NO_ROTARY = SPARSE | {"qk_rope_head_dim": 0}  # GLM-5.3-Flash
+ROTARY = SPARSE | {"qk_rope_head_dim": 64}  # DeepSeek-V3.2
+PLANNED = "FLASHINFER_MLA_SPARSE_SM90"
+
+
+@pytest.mark.parametrize(
+    ("major", "text", "backend", "asked", "left"),
+    [
+        (9, NO_ROTARY, None, 32_768, 16_384),
+        (9, NO_ROTARY, PLANNED, 65_536, 16_384),
+        (9, ROTARY, SimpleNamespace(name=PLANNED), 65_536, 16_384),
+        (9, NO_ROTARY, None, 8_192, 8_192),
+        (9, NO_ROTARY, "FLASH_ATTN_MLA_SPARSE", 32_768, 32_768),
+        (9, ROTARY, None, 32_768, 32_768),
+        (9, NO_ROTARY | {"index_topk": None}, None, 32_768, 32_768),
+        (9, {}, None, 32_768, 32_768),
+        (9, None, None, 32_768, 32_768),  # vLLM itself reports that it cannot read this model
+        (10, NO_ROTARY, None, 32_768, 32_768),
+    ],
+)
+def test_flashinfer_gets_no_more_tokens_than_it_can_plan(
+    monkeypatch: pytest.MonkeyPatch,
+    on: Any,
+    caplog: pytest.LogCaptureFixture,
+    major: int,
+    text: dict[str, Any] | None,
+    backend: Any,
+    asked: int,
+    left: int,
+) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.transformers_utils import config as vllms
+
+    from workers.vllm.release import faults
+
+    def get_config(*_: Any) -> Any:
+        if text is None:
+            raise OSError("no config.json")
+        return SimpleNamespace(get_text_config=lambda: SimpleNamespace(**text))
+
+    arguments = AsyncEngineArgs(attention_backend=backend, max_num_batched_tokens=asked)
+    on(major, "0.30.0")
+    monkeypatch.setattr(vllms, "get_config", get_config)
+    faults.avoid(arguments)
+    assert arguments.max_num_batched_tokens == left
+    assert (f"most {left} tokens at a time, not {asked}" in caplog.text) == (left < asked)
+
+
 def config(cache_dtype: str, **text: int) -> SimpleNamespace:
     return SimpleNamespace(
         lora_config=None,
