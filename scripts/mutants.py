@@ -29,7 +29,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Area that is mutated -> the unit tests that should fail.
 AREAS = {
     "poc_core/state": ["tests/unit/poc_core/state"],
-    "poc_core/schemes": ["tests/unit/poc_core/schemes", "tests/unit/api/routes"],
+    "poc_core/schemes": [
+        "tests/unit/poc_core/schemes",
+        "tests/unit/api/routes",
+        "tests/unit/workers/pipeline/test_chains.py",
+    ],
     "api/proofs": ["tests/unit/api/proofs", "tests/unit/api/routes"],
     "api/edge": ["tests/unit/api/edge"],
     "api/chat": ["tests/unit/api/chat"],
@@ -108,6 +112,9 @@ def survived(area: str, mutation: MutationSpec, python: str) -> tuple[str, str]:
 
 def is_equivalent(diff: str) -> bool:
     lines = diff.splitlines()
+    removed = {line[1:].strip() for line in lines if line.startswith("-")}
+    if removed & {"@abstractmethod"}:
+        return True  # mypy refuses an empty method that is not abstract
     added = {line[1:].strip() for line in lines if line.startswith("+")}
     return any(
         f"+++ b/{known['file']}" in lines and known["becomes"] in added

@@ -1,6 +1,8 @@
 """A worker's turns: what is next, a round before jobs, and when another one is published."""
 
 import json
+import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,13 +136,16 @@ def status(jobs: JobStore, job_id: str) -> JobStatus:
 
 
 def test_a_turn_computes_all_that_there_is_and_says_what(
-    turns: Turns, jobs: JobStore, queue: Queue
+    turns: Turns, jobs: JobStore, queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     plain = jobs.create(new_job([0, 1, 2]))
     claimed = {nonce: str(value(SPEC, nonce)) for nonce in (7, 8)}
     validation = jobs.create(new_job([7, 8], claimed=claimed))
-    assert turns.take() == (
-        f"{MODEL}: 2 nonces of validation {validation}, 3 nonces of job {plain}"
+    said = turns.take()
+    assert said == f"{MODEL}: 2 nonces of validation {validation}, 3 nonces of job {plain}"
+    assert any(
+        re.fullmatch(re.escape(said) + r" in \d{1,3}\.\d s", line) for line in caplog.messages
     )
     assert [status(jobs, job_id) for job_id in (plain, validation)] == [JobStatus.COMPLETED] * 2
     assert (turns.take(), queue.waiting) == (f"{MODEL}: nothing to compute", 0)

@@ -215,6 +215,8 @@ def test_vectors_of_each_nonces_own_are_none_of_the_batch() -> None:
     vectors = reflections.householder_vectors(names, HIDDEN, CPU)[:, None]
     x = torch.randn(len(NONCES), SEQ_LEN, HIDDEN, generator=torch.Generator().manual_seed(0))
     (found,) = known(own.transform(0)).transform_terms(1, [x.view(-1, HIDDEN)])
+    (shaped,) = known(own.transform(0)).transform_terms(1, [x])
+    assert torch.equal(shaped.view(-1, HIDDEN), found)
     assert torch.equal(found.view(x.shape), reflections.reflect(x, vectors))
 
 

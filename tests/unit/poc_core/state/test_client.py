@@ -1,10 +1,10 @@
-"""A Redis that takes connections and says nothing is an error after one time limit, not four."""
+"""How long a Redis is waited for that refuses connections, or takes them and says nothing."""
 
 import contextlib
 import socket
 
 import pytest
-from redis.exceptions import TimeoutError
+from redis.exceptions import ConnectionError, TimeoutError
 
 from poc_core.settings import Settings
 from poc_core.state.client import connect
@@ -18,6 +18,16 @@ def test_a_silent_redis(patient: bool, tries: int) -> None:
         with connect(settings, patient, timeout_s=0.3) as client, pytest.raises(TimeoutError):
             client.ping()
         assert taken(silent) == tries  # each try has a connection and a time limit of its own
+
+
+def test_tries_have_short_pauses_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("redis.retry.sleep", pauses.append)
+    client = connect(Settings(redis_url="redis://127.0.0.1:1/0"))
+    with client, pytest.raises(ConnectionError, match="refused"):
+        client.ping()
+    assert pauses
+    assert all(0 < pause <= 0.4 for pause in pauses)
 
 
 def taken(server: socket.socket) -> int:

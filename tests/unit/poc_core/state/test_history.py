@@ -76,6 +76,8 @@ def test_nonces_of_rounds_and_jobs_count_by_the_workers_name(
     for worker_id in ids:
         lease: Any = lease_nonces(rounds, current, worker_id, 4)
         complete_lease(rounds, lease, worker_id, ["AAAA"] * 4)
+    # Until the round ends, its counts are stored by second.
+    assert history.read(5, 1_000_000 - 12, 3) == [{}, {}, {"here/gpu0": 8}]
     rounds.switch(current, RoundState.STOPPED)
     job_id = jobs.create(new_job([1, 2]))
     batch: Any = lease_batch(jobs, job_id, 0, ids[1])

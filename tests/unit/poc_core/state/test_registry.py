@@ -138,6 +138,7 @@ def test_a_request_that_ended_two_engines_is_refused_for_ten_minutes(
     assert workers.n_deadly() == 1
     (event,) = Events(redis).read()
     assert event.text.startswith("A request of key x to /v1/completions was in the engines of 2")
+    assert event.text.endswith("it is refused for 10 minutes.")
     assert [key for key in redis.scan_iter("*") if int(redis.ttl(key)) < 0] == []
     clock.now += DEADLY_S + 1
     assert workers.deadly() == frozenset()

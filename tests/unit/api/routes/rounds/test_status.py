@@ -189,6 +189,8 @@ def test_a_round_that_never_ran_has_not_lasted(client: TestClient, clock: Clock)
 def test_the_status_of_a_distance_round_has_its_fields_beside(
     client: TestClient, rounds: RoundStore, clock: Clock
 ) -> None:
+    before = status(client)
+    assert {before[name] for name in ("total_checked", "elapsed_seconds", "rate_per_second")} == {0}
     start(client, rounds, distance_body())
     compute(rounds, 4, values=[1.39, 1.5, 1.41, 1.25])
     clock.now += 2

@@ -104,6 +104,11 @@ def test_margins_of_claims_are_the_references(case: Any) -> None:
     assert found.tolist() == pytest.approx([case["margin"]])
 
 
+def test_a_claim_that_is_no_point_has_the_largest_margin() -> None:
+    found = steps.claimed_margins(torch.zeros(3, POINTS), torch.tensor([-1, POINTS, POINTS + 1]))
+    assert found.tolist() == [2.0, 2.0, 2.0]
+
+
 @cases("routing")
 def test_experts_are_the_references(case: Any) -> None:
     seeds = steps.route_seeds(case["block_hash"], [case["nonce"]], case["moe_layer"], CPU)

@@ -199,6 +199,9 @@ def test_what_an_engine_cannot_do_is_said_when_it_is_asked() -> None:
     assert CONTRACT.limits(claimed, refusals["68 together; there is memory for 95"])
     with pytest.raises(BodyError, match="68 tokens of one forward"):
         CONTRACT.limits(claimed, dataclasses.replace(info, max_batch_tokens=67))
+    # Too few for the positions alone, which is said of every proof.
+    few = dataclasses.replace(info, max_batch_tokens=63)
+    assert CONTRACT.limits(claimed, few) == {"seq_len": (64, 63)}
 
 
 def test_how_many_nonces_a_micro_batch_holds() -> None:
