@@ -189,6 +189,7 @@ def test_what_an_engine_cannot_do_is_said_when_it_is_asked() -> None:
         "68 together; there is memory for 56": ChainLimits(
             kept_tokens=96, kept_block=32, kept_state=40
         ).on(info),
+        r"memory for 0 \(--decode-memory-gb\)": ChainLimits(kept_tokens=32, kept_state=40).on(info),
     }
     for problem, refusing in refusals.items():
         with pytest.raises(BodyError, match=problem):

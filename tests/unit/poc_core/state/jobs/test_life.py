@@ -62,12 +62,12 @@ def test_batches_hold_the_nonces_in_order_and_exactly(jobs: JobStore) -> None:
     assert [nonce for lease in found if lease for nonce in lease.nonces] == nonces
 
 
-@pytest.mark.parametrize(("most", "listed"), [(1, (3, 1, 0)), (2, (3, 2, 1, 0))])
+@pytest.mark.parametrize(("most", "listed"), [(1, (5, 1, 0)), (3, (5, 4, 3, 1, 0))])
 def test_the_newest_come_first_then_the_oldest(
     jobs: JobStore, clock: Clock, most: int, listed: tuple[int, ...]
 ) -> None:
     made = []
-    for nonce in range(4):
+    for nonce in range(6):
         made.append(jobs.create(new_job([nonce])))
         clock.now += 1
     assert jobs.newest(most, 2) == [made[at] for at in listed]
