@@ -10,7 +10,7 @@ from redis import Redis
 from poc_core.records import RoundState
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
-from poc_core.state.outbox import LAST_BACKOFF_S, Outbox, Receivers
+from poc_core.state.outbox import LAST_BACKOFF_S, Delivery, Outbox, Receivers
 from poc_core.state.parsing import BREAKS_AT
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
@@ -20,7 +20,7 @@ from tests.harness.stored import outbox_status, spared_receivers
 from tests.harness.waiting import wait_until
 from workers.courier.courier import JOB_PLACES, Courier
 from workers.courier.main import Ticker
-from workers.courier.poster import Poster
+from workers.courier.poster import End, Poster, Result
 
 
 def test_a_round_is_delivered_while_60_jobs_receivers_hang(
@@ -141,3 +141,21 @@ def test_at_its_end_the_payload_under_way_is_delivered_and_the_next_one_left(
     assert scene.receiver.nonces == [0, 1, 2, 3]
     scene.deliver()
     assert scene.receiver.nonces == list(range(16))
+
+
+def test_a_payload_of_many_pieces_arrives_whole() -> None:
+    """It is sent in pieces, so that the deadline counts what the receiver's line has taken."""
+    arrived: list[bytes] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        arrived.append(request.content)
+        return httpx.Response(200)
+
+    async def one_try(body: bytes) -> Result:
+        return await poster(take).post(
+            Delivery("id", "token", "http://receiver:9000/", body, "id-0", 0)
+        )
+
+    body = bytes(range(251)) * 1000
+    assert asyncio.run(one_try(body)).end is End.TAKEN
+    assert arrived == [body]

@@ -118,6 +118,16 @@ def test_the_smallest_worker_of_a_model_sets_its_limits(
     assert client.post(GENERATE, json=body()).json()["detail"]["deployed"] == {"seq_len": 32}
 
 
+def test_a_refused_model_is_answered_with_the_deployed_ones(
+    client: TestClient, serve: Callable[..., Any]
+) -> None:
+    asked = body(params={"model": "another", "seq_len": 32})
+    assert client.post(GENERATE, json=asked).json()["detail"]["deployed"] == {"model": MODEL}
+    serve("w2", model="second")
+    found = client.post(GENERATE, json=asked).json()["detail"]["deployed"]["model"]
+    assert sorted(found) == sorted([MODEL, "second"])
+
+
 def test_workers_with_different_codebooks_compute_no_decode_proofs(
     client: TestClient, serve: Callable[..., Any], workers: WorkerRegistry
 ) -> None:

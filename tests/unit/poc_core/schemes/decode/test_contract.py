@@ -66,6 +66,8 @@ def test_invented_chains_agree_with_themselves_only() -> None:
     assert all(len(chain) == 10 and set(chain) <= set(range(16)) for chain in chains)
     claimed = {"1": chains[0], "2": [*chains[1][:-1], (chains[1][-1] + 1) % 16], "3": chains[2][:4]}
     values = CONTRACT.synthetic_values(spec(enforced=claimed), [1, 2, 3], 256)
+    first: Any = values[0]
+    assert first == [0, 0.0]
     request = JobRequest(block_height=1, node_id=0, node_count=1)
     verdict = CONTRACT.verdict(spec(enforced=claimed), request, [1, 2, 3], values, [True] * 3)
     assert verdict["mismatch_nonces"] == [2, 3]

@@ -41,7 +41,7 @@ def claims(*chains: Any) -> dict[str, Any]:
         ({"decode": False, "max_tokens": 256}, "artifact"),
         ({"max_tokens": 256}, "artifact"),
         ({"scheme": "decode", "max_tokens": 4}, "decode"),
-        ({"decode": True, "max_tokens": 4}, "decode"),
+        ({"decode": True, "max_tokens": 1}, "decode"),
         ({"scheme": "decode", "decode": True, "max_tokens": 4}, "decode"),
         ({"scheme": "prefill", "decode": True, "max_tokens": 4}, "decode"),
     ],

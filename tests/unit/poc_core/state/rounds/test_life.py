@@ -200,6 +200,15 @@ def test_a_round_that_goes_on_after_a_long_pause_does_not_expire_at_once(
     assert short == []
 
 
+def test_no_more_rounds_are_listed_than_asked_for(rounds: RoundStore) -> None:
+    ids = []
+    for _ in range(3):
+        record = start(rounds)
+        rounds.switch(record, RoundState.STOPPED)
+        ids.append(record.round_id)
+    assert [record.round_id for record in rounds.newest(2)] == ids[:0:-1]
+
+
 def test_a_redis_that_refuses_is_no_bad_record(
     rounds: RoundStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
