@@ -55,6 +55,15 @@ def test_workers_of_this_machine(workers: WorkerRegistry, serve: Serve) -> None:
     assert workers.here() == [own]
 
 
+def test_workers_whose_processes_ended_are_removed_by_host_and_process(
+    workers: WorkerRegistry, serve: Serve
+) -> None:
+    for worker_id, host_id, pid in (("w1", "a", 7), ("w2", "a", 8), ("w3", "b", 7)):
+        workers.heartbeat(replace(serve(worker_id), host_id=host_id, pid=pid))
+    workers.remove_ended("a", {7, 9})
+    assert [worker.id for worker in workers.live()] == ["w2", "w3"]
+
+
 def test_a_worker_that_left_is_not_live_but_its_model_stays_known(
     workers: WorkerRegistry, serve: Serve
 ) -> None:
