@@ -1,5 +1,6 @@
 """A server with few connections, and clients that hold them."""
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -99,6 +100,17 @@ class Connect:
         connection.connect(("127.0.0.1", self._port))
         connection.sendall(sent)
         return connection
+
+
+def one_answer(connection: socket.socket) -> bytes:
+    """An answer with its body, which may come in pieces, on a connection that stays open."""
+    found, n_missing = b"", 1
+    while n_missing > 0 and (part := connection.recv(10_000)):
+        found += part
+        head, ended, body = found.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+        n_missing = (int(length[1]) if length else 0) - len(body) if ended else 1
+    return found
 
 
 def rest(connection: socket.socket) -> bytes:
