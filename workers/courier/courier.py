@@ -41,7 +41,7 @@ class Places:
         self._waiting: dict[str, Due] = {}  # in the order of their arrival
         self._under_way: dict[str, Due] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_open = True
+        self.is_open = True  # until `close` begins
 
     def offer(self, due: Due) -> None:
         """Queues an outbox unless it is queued. On the loop's thread only. An outbox that is being
@@ -52,7 +52,7 @@ class Places:
 
     async def close(self, timeout_s: float) -> None:
         """Starts no more deliveries. Waits `timeout_s` for those in progress, then cancels them."""
-        self._is_open = False
+        self.is_open = False
         tasks = list(self._tasks)
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=timeout_s)
@@ -61,7 +61,7 @@ class Places:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self) -> None:
-        if not self._is_open:
+        if not self.is_open:
             return
         used: Counter[tuple[object, ...]] = Counter()
         for due in self._under_way.values():
@@ -130,7 +130,6 @@ class Courier:
         self._places = Places(self.deliver, largest_payload)
         self._redis_threads = ThreadPoolExecutor(_REDIS_THREADS, "courier-redis")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_open = True
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -161,7 +160,7 @@ class Courier:
         """Delivers an outbox's due payloads for about TURN_S seconds. Logs errors."""
         until = time.monotonic() + TURN_S
         try:
-            while self._is_open and time.monotonic() < until:
+            while self._places.is_open and time.monotonic() < until:
                 delivery = await self._with_redis(lambda: self._outbox.take(outbox_id))
                 if delivery is None or not await self._try(delivery):
                     return
@@ -225,7 +224,6 @@ class Courier:
         return False
 
     async def _close(self) -> None:
-        self._is_open = False
         await self._places.close(DEADLINE_S + 1)
         await self._poster.close()
 

@@ -33,8 +33,8 @@ _KNOWN_SINCE = {"glm5_next": "0.30", "Glm5NextForConditionalGeneration": "0.30"}
 
 
 def avoid(engine_args: Any) -> None:
-    """Changes engine arguments with which vLLM would compute wrongly or fail. Of an operator's
-    choices, changes only a number of tokens that would end the engine.
+    """Changes engine arguments with which vLLM would compute wrongly or fail. An operator's choice
+    is changed only if it is a number of tokens that would end the engine.
 
     On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly (artifacts
     differ by an L2 distance of 0.6). On CPUs with AMX, 0.32 chooses an MLA backend that supports
