@@ -28,7 +28,7 @@ from cosmic_ray.work_item import MutationSpec, WorkerOutcome
 ROOT = Path(__file__).resolve().parents[1]
 # Area that is mutated -> the unit tests that should fail.
 AREAS = {
-    "poc_core/state": ["tests/unit/poc_core/state"],
+    "poc_core/state": ["tests/unit/poc_core/state", "tests/unit/workers/courier/test_own_ports.py"],
     "poc_core/schemes": [
         "tests/unit/poc_core/schemes",
         "tests/unit/api/routes",

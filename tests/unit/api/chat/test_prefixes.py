@@ -100,6 +100,15 @@ def test_every_turn_goes_where_the_first_went() -> None:
             assert router.send(chat(*messages)) == first
 
 
+@pytest.mark.parametrize("n_more", [1, 2, 3])
+def test_a_turn_of_any_number_of_messages_goes_where_its_beginning_is(n_more: int) -> None:
+    router = Router(4)
+    messages = [SYSTEM, user("Hello")]
+    (other, *_) = {"w0", "w1", "w2", "w3"} - {router.send(chat(*messages))}
+    router.memory.remember(chat(*messages), other)
+    assert router.send(chat(*messages, *[assistant("Hi")] * n_more)) == other
+
+
 def test_conversations_that_share_a_system_prompt_are_spread() -> None:
     router = Router(4)
     counts = Counter(router.send(chat(SYSTEM, user(f"Question {n}"))) for n in range(400))

@@ -10,12 +10,12 @@ from poc_core.settings import Settings
 from poc_core.state.client import connect
 
 
-@pytest.mark.parametrize(("patient", "tries"), [(False, 1), (True, 4)])
-def test_a_silent_redis(patient: bool, tries: int) -> None:
+@pytest.mark.parametrize(("patient", "tries"), [({"patient": False}, 1), ({}, 4)])
+def test_a_silent_redis(patient: dict[str, bool], tries: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         settings = Settings(redis_url=url)
-        with connect(settings, patient, timeout_s=0.3) as client, pytest.raises(TimeoutError):
+        with connect(settings, **patient, timeout_s=0.3) as client, pytest.raises(TimeoutError):
             client.ping()
         assert taken(silent) == tries  # each try has a connection and a time limit of its own
 

@@ -146,6 +146,22 @@ def test_a_large_body_is_looked_at_before_it_is_whole(
     assert status(one_answer(connection)) == 200
 
 
+def test_a_body_that_comes_in_pieces_is_looked_at_before_it_is_whole(
+    connect: Connect, server: uvicorn.Server
+) -> None:
+    wait_until(lambda: not server.server_state.tasks, "no request under way")
+    connection = connect(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 18000\r\n\r\n")
+    connection.sendall(bytes(6000))
+    wait_until(
+        lambda: any(one.cycle and one.cycle.body for one in of(server, connection)), "a piece"
+    )
+    assert not server.server_state.tasks
+    connection.sendall(bytes(6000))
+    wait_until(lambda: bool(server.server_state.tasks), "its request")
+    connection.sendall(bytes(6000))
+    assert status(one_answer(connection)) == 200
+
+
 @pytest.mark.parametrize("loop", ["auto", "asyncio"])
 def test_little_of_a_body_is_read_before_it_is_asked_for(loop: Literal["auto", "asyncio"]) -> None:
     turn = threading.Event()

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from poc_core.errors import VectorError
+from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.contract import CONTRACT
 from poc_core.schemes.artifact.encoding import decode_vector, encode_vectors
 
 
@@ -50,3 +52,10 @@ def test_refuses_a_wrong_length_and_says_the_right_one(text: Any) -> None:
 def test_refuses_what_is_not_finite(bad: Any) -> None:
     with pytest.raises(VectorError, match="finite"):
         decode_vector(b64(0.5, bad), 2)
+
+
+def test_invented_vectors_are_units_too() -> None:
+    spec = ProofSpec(scheme="artifact", block_hash="b", public_key="k", seq_len=8)
+    texts: list[Any] = CONTRACT.synthetic_values(spec, range(20), 64)
+    norms = [np.linalg.norm(decode_vector(text, 12)) for text in texts]
+    assert norms == pytest.approx([1.0] * 20, abs=2e-3)

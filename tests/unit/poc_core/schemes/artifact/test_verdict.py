@@ -88,6 +88,15 @@ def test_a_verdict_tells_the_distances_it_rests_on() -> None:
     assert beyond.histogram[-1] == (2.0, 1)
 
 
+def test_each_distance_is_counted_below_the_next_of_the_limits() -> None:
+    limits = [1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0]
+    computed = {nonce: vector(0.0, 1.0) for nonce in range(len(limits))}
+    received = {nonce: vector(0.9 * limit, 1.0) for nonce, limit in enumerate(limits)}
+    found = compare(computed, received, 2).distances
+    assert found is not None
+    assert found.histogram == [(limit, 1) for limit in limits]
+
+
 NEAR = vector(0.5, -0.5, 0.5, -0.45)
 
 
