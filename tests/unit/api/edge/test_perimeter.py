@@ -1,6 +1,7 @@
 """A stranger's web page can send nothing that changes the node; the network's client can."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -116,11 +117,12 @@ class TestBody:
             {"Content-Type": "application/x-www-form-urlencoded"},
             {"Content-Type": "multipart/form-data"},
             {"Content-Type": ""},
+            [("Content-Type", "application/json"), ("Content-Type", "text/plain")],
             {"Origin": "http://testserver"},  # a page says what it sends
         ],
     )
     def test_what_does_not_say_that_it_is_json_is_415(
-        self, client: TestClient, headers: dict[str, str]
+        self, client: TestClient, headers: Any
     ) -> None:
         answer = client.post(GENERATE, content=b'{"a": 1}', headers=headers)
         assert answer.status_code == 415

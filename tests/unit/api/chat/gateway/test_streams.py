@@ -5,10 +5,12 @@ import json
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
 
+from api.chat.streams import failure
 from tests.harness.gateway import (
     ANSWER,
     CHAT,
@@ -91,6 +93,14 @@ class TestStreamsThatFail:
         answer = node.api.post(path, json=body(stream=True))
         assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
         assert answer.json()["error"]["message"] == "Grammar error"
+
+    @pytest.mark.parametrize(
+        ("code", "status"), [(400, 400), (599, 599), (399, 500), (600, 500), ("400", 500)]
+    )
+    def test_what_is_no_status_of_an_error_is_500(self, code: Any, status: int) -> None:
+        failed = failure(CHAT, b'data: {"error": {"code": %s}}\n\n' % json.dumps(code).encode())
+        assert failed is not None
+        assert failed[0] == status
 
     def test_as_anthropics_events_say_it(self, node: Node) -> None:
         error = {"type": "error", "error": {"type": "internal_error", "message": "oh"}}

@@ -98,6 +98,8 @@ def test_each_distance_is_counted_below_the_next_of_the_limits() -> None:
 
 
 NEAR = vector(0.5, -0.5, 0.5, -0.45)
+# On both sides of half of sqrt(2), which is how far apart unrelated unit vectors are.
+UNDER, OVER = vector(0.5, -0.5, 0.5, 0.2), vector(0.5, -0.5, 0.5, 0.22)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,8 @@ NEAR = vector(0.5, -0.5, 0.5, -0.45)
         (OWN | dict.fromkeys(range(90), FAR), causes.OTHER_INPUTS),
         (dict.fromkeys(OWN, NEAR), causes.LITTLE_APART),
         ({**OWN, 3: NEAR, 7: NEAR}, causes.LITTLE_APART),
+        (dict.fromkeys(OWN, UNDER), causes.LITTLE_APART),
+        (dict.fromkeys(OWN, OVER), causes.OTHER_INPUTS),
         (dict.fromkeys(OWN, "no base64"), causes.UNREADABLE),
         ({}, causes.UNREADABLE),
         ({**OWN, 3: FAR}, None),
@@ -121,6 +125,8 @@ NEAR = vector(0.5, -0.5, 0.5, -0.45)
         "90",
         "little",
         "few little",
+        "under half",
+        "over half",
         "unreadable",
         "missing",
         "no fraud",
