@@ -53,6 +53,13 @@ def test_answers_that_refuse_nobody_are_no_events(
     assert texts(events) == []
 
 
+def test_a_path_is_cut_at_80_characters(refusals: Refusals, events: Events) -> None:
+    for n_chars in (80, 81):
+        refusals.refused(400, "GET", "x" * n_chars, "192.0.2.1")
+    refusals.report(events)
+    assert {text.split()[1] for text in texts(events)} == {"x" * 80, "x" * 80 + "…"}
+
+
 def test_a_flood_of_different_requests_is_bounded(refusals: Refusals, events: Events) -> None:
     for n in range(1000):
         refusals.refused(400, "GET", f"/v1/{n}", "192.0.2.1")

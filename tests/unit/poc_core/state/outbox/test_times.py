@@ -100,6 +100,17 @@ def test_the_wait_after_a_failure_doubles_from_1_to_30_seconds(
     assert all(15 <= wait <= 30 for wait in waits[4:])
 
 
+@pytest.mark.parametrize(("retry_after_s", "wait_s"), [(0, 1), (45, 45), (1e9, 600)])
+def test_a_receiver_says_how_long_to_wait_up_to_ten_minutes(
+    box: Box, waiting: RoundRecord, retry_after_s: float, wait_s: float
+) -> None:
+    assert box.outbox.failed(box.take(waiting.round_id), "429", retry_after_s) == wait_s
+    box.clock.now += wait_s - 0.01
+    assert box.outbox.take(waiting.round_id) is None
+    box.clock.now += 0.01
+    assert box.outbox.take(waiting.round_id) is not None
+
+
 def test_the_wait_differs_from_outbox_to_outbox(box: Box, waiting: RoundRecord) -> None:
     delivery = box.take(waiting.round_id)
     assert len({box.outbox.failed(delivery, "500") for _ in range(10)}) > 1
