@@ -46,3 +46,11 @@ def test_the_largest_holder_is_known_after_any_changes() -> None:
         if most:
             assert holdings.oldest() in [things[0] for things in largest]
             assert holdings.youngest() in [things[-1] for things in largest]
+
+
+def test_of_equal_holders_the_first_that_held_so_much_counts() -> None:
+    holdings: Holdings[str] = Holdings()
+    for thing in ("a1", "a2", "b1"):
+        holdings.add(thing[0], thing)
+    holdings.remove("a", "a2")  # holds one again, after b
+    assert holdings.oldest() == "b1"

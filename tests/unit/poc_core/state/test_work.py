@@ -151,7 +151,7 @@ def test_active_jobs_are_counted_by_what_they_do(jobs: JobStore) -> None:
 
 
 def test_one_worker_of_a_model_looks_at_a_time(redis: Redis, settings: Settings) -> None:
-    settings = settings.model_copy(update={"reap_interval_s": 600.0})
+    settings = settings.model_copy(update={"worker_ttl_s": 1200.0})  # looks every 600 s
     one, other = (WorkStore(redis, settings, worker_id) for worker_id in ("w1", "w2"))
     turns = [one.take_turn(MODEL), other.take_turn(MODEL), other.take_turn("other")]
     assert turns == [True, False, True]

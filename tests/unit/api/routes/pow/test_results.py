@@ -269,7 +269,13 @@ def test_waiting_for_a_job_that(
 def test_waiting_outlasts_a_short_outage_of_redis(
     client: TestClient, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job goes on: a client that was sent away would have it computed twice."""
+    """The job goes on: a client that was sent away would have it computed twice. 240 clients that
+    wait look at Redis 20 times a second together.
+    """
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
 
     def failing(store: JobStore, job_id: str) -> JobRecord | None:
         if outage:
@@ -280,7 +286,10 @@ def test_waiting_outlasts_a_short_outage_of_redis(
 
     outage, read = [ConnectionError("no primary")] * 3, JobStore.read
     monkeypatch.setattr(JobStore, "read", failing)
+    monkeypatch.setattr("api.proofs.waiting.anyio.sleep", sleep)
+    client.app.state.services.inline.n_waiting = 239  # type: ignore[attr-defined]
     assert client.post(GENERATE, json=body(wait=True)).json()["status"] == "completed"
+    assert pauses == [12.0] * 3
 
 
 def test_a_job_under_way_can_be_cancelled(client: TestClient, jobs: JobStore) -> None:
