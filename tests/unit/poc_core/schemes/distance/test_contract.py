@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from poc_core.schemes.distance.contract import judge_distances
+from poc_core.schemes.distance.contract import CONTRACT, judge_distances
 
 
 def test_honest_distances_are_no_fraud() -> None:
@@ -45,3 +45,10 @@ def test_no_distances_are_no_fraud() -> None:
 def test_excluded_distances_are_not_judged() -> None:
     verdict = judge_distances([1.6, 1.0], [None, 1.0], r_target=1.5)
     assert (verdict.n_total, verdict.n_invalid) == (1, 0)
+
+
+@pytest.mark.parametrize(("distance", "is_valid"), [(1.4999, True), (1.5, False), (None, False)])
+def test_a_nonce_is_reported_whose_distance_is_below_r_target(
+    distance: float | None, is_valid: bool
+) -> None:
+    assert CONTRACT.is_reported(distance, {"r_target": 1.5}) is is_valid
