@@ -45,6 +45,13 @@ def test_as_many_headers_as_may_be_are_taken(connect: Connect) -> None:
     assert status(rest(connect(GET + headers))) == 200
 
 
+def test_64_kib_of_headers_are_taken(connect: Connect) -> None:
+    first = GET + b"x: "
+    connection = connect(first + b"y" * (64 * 1024 - len(first)))
+    connection.sendall(b"\r\nConnection: close\r\n\r\n")
+    assert status(rest(connection)) == 200
+
+
 def test_a_path_is_no_larger_than_headers(connect: Connect) -> None:
     long = b"GET /" + b"x" * HEADER_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n"
     assert status(rest(connect(long))) == 431
