@@ -58,7 +58,8 @@ def main(
             values[what] = artifacts(engine, spec, nonces, BATCH)
             if env:
                 small = artifacts(engine, spec, nonces, SMALL_BATCH)
-            parts = time_parts(engine.profile(spec, range(BATCH)), BATCH, LONGEST)
+            n = min(BATCH, engine.info.max_batch(seq_len))
+            parts = time_parts(engine.profile(spec, range(n)), n, LONGEST)
         for part, kernel, taken_s in parts.longest if parts else ():
             say(f"{what} {1000 * taken_s:8.2f} ms  {part}: {kernel[:90]}", markup=False)
     title = f"{engine_options.name}, micro-batches of {BATCH} x {seq_len}"

@@ -133,6 +133,7 @@ class _Access:
 
     def parts(self, spec: ProofSpec, n: int) -> TimeParts | None:
         assert self.engine is not None
+        n = min(n, self.engine.info.max_batch(spec.seq_len))
         return time_parts(self.engine.profile(spec, range(n)), n, LONGEST)
 
     def spent(self) -> list[dict[str, float]]:
