@@ -65,7 +65,7 @@ class ActiveJobs:
 
 
 class JobEndedError(Exception):
-    """The job ended or expired while its answer was built."""
+    """The job ended or expired while its answer was built, or Redis lost values."""
 
 
 class JobStore(Store):
@@ -265,7 +265,9 @@ class JobStore(Store):
             return False
         except JobEndedError:
             record = self.read(job_id)
-            if record is not None and not record.status.is_final:
+            # If Redis failed over and lost the last values, their batches are computed again.
+            is_done = not self._redis.scard(keys.job(job_id) + ":todo")
+            if record is not None and not record.status.is_final and is_done:
                 raise LookupError("values of its batches are missing in Redis") from None
             return False
 

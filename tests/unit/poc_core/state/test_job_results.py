@@ -180,6 +180,27 @@ def test_a_job_that_kills_whoever_finishes_it_fails(
     assert "5 workers died or lost Redis over it" in str(error)
 
 
+def test_a_job_whose_last_values_redis_lost_while_its_answer_is_built_goes_on(
+    jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a failover: the new primary knows the job, but not that its last batch is done."""
+    job_id, read = done(jobs, [1, 2, 3]), jobs.read
+
+    def fail_over(job_id: str) -> Any:
+        monkeypatch.setattr(jobs, "read", read)
+        redis.delete(f"poc:job:{job_id}:finishing")
+        redis.hdel(f"poc:job:{job_id}:values", "1")
+        redis.sadd(f"poc:job:{job_id}:todo", "1")
+        return read(job_id)
+
+    monkeypatch.setattr(jobs, "read", fail_over)
+    finish_or_fail(jobs, job_id)
+    assert status(jobs, job_id) == (JobStatus.RUNNING, None)
+    complete_batch(jobs, job_id, 1, ["v3"])
+    assert jobs.finish(job_id)
+    assert json.loads(result_body(jobs, job_id) or b"") == expected(job_id, [1, 2, 3])
+
+
 @pytest.mark.parametrize("what", ["values", "record"])
 def test_a_job_whose_answer_cannot_be_built_fails_and_says_why(
     jobs: JobStore, redis: Redis, what: str
