@@ -10,7 +10,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ResponseError
 from starlette.requests import ClientDisconnect
 
 from poc_core.errors import AnswerTooLargeError, BodyError, ClaimsError, QueueFullError
@@ -47,16 +47,21 @@ class Outlasting:
     """Reads Redis for a request that waits for long, and outlasts a short outage of Redis."""
 
     def __init__(self) -> None:
+        self.failed_s = 0.0  # seconds that the last failed read took
         self._away_since: float | None = None
 
     async def read(self, read: Callable[..., T], *args: Any) -> T | None:
-        """Returns the result of `read`, called in a thread; None while Redis refuses connections.
-        Raises the error after OUTLASTED_S seconds.
+        """Returns the result of `read`, called in a thread; None while Redis is unavailable. Raises
+        the error after OUTLASTED_S seconds.
         """
+        began = time.monotonic()
         try:
             found = await to_thread.run_sync(read, *args)
-        except ConnectionError:
+        except Exception as error:
+            if not is_transient(error):  # a host that died answers nothing: TimeoutError
+                raise
             now = time.monotonic()
+            self.failed_s = now - began
             self._away_since = now if self._away_since is None else self._away_since
             if now - self._away_since > OUTLASTED_S:
                 raise

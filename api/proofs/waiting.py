@@ -9,7 +9,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.edge.body_limit import BODY_DONE
-from api.errors import Outlasting, unavailable
+from api.errors import OUTLASTED_S, Outlasting, unavailable
 from poc_core.records import JobRecord, JobStatus
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
@@ -20,8 +20,9 @@ _FIRST_LOOK_S = 0.01
 _LONGEST_PAUSE_S = 0.25
 # Most reads of jobs per second, for all waiting requests: each takes a millisecond.
 _LOOKS_PER_S = 200
-# The same without Redis, when a read may use a thread for half a second.
-_LOOKS_PER_S_AWAY = 20
+# Most threads that all waiting requests use without Redis. A read uses a thread for half a second,
+# or for 5 s if Redis is silent.
+_THREADS_AWAY = 10
 
 _JSON = "application/json"
 
@@ -89,7 +90,8 @@ class InlineJobs:
             if found is None:
                 if await request.is_disconnected():
                     return Response(status_code=499)
-                await anyio.sleep(max(_LONGEST_PAUSE_S, self.n_waiting / _LOOKS_PER_S_AWAY))
+                away_s = self.n_waiting * redis.failed_s / _THREADS_AWAY
+                await anyio.sleep(min(max(_LONGEST_PAUSE_S, away_s), OUTLASTED_S))
                 continue
             record, seen = found
             if record is None:

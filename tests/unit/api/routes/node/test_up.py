@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from redis import ConnectionError, Redis
+from redis import ConnectionError, Redis, RedisError, TimeoutError
 
 from api import errors
 from api.models import deployments
@@ -264,7 +264,8 @@ def test_who_waits_for_engines_outlasts_an_outage_of_redis_that_is(
         host.says(HostState.SERVING if path == "inference/up" else HostState.IDLE)
         return read(store)
 
-    outage, read = [ConnectionError("no primary")] * 3, DeploymentStore.status
+    outage: list[RedisError] = [ConnectionError("no primary"), TimeoutError("a silent host")]
+    read = DeploymentStore.status
     monkeypatch.setattr(errors, "OUTLASTED_S", patience_s)
     if path == "stop":
         client.post("/api/v1/inference/up/async", json=UP)

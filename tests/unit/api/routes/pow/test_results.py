@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from anyio import to_thread
 from fastapi.testclient import TestClient
-from redis import ConnectionError, Redis
+from redis import ConnectionError, Redis, RedisError, TimeoutError
 
 from poc_core.records import JobKind, JobRecord
 from poc_core.settings import Settings
@@ -266,8 +266,9 @@ def test_waiting_for_a_job_that(
     assert answer.json()["detail"].items() >= told.items()
 
 
+@pytest.mark.parametrize("error", [ConnectionError("no primary"), TimeoutError("a silent host")])
 def test_waiting_outlasts_a_short_outage_of_redis(
-    client: TestClient, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, jobs: JobStore, monkeypatch: pytest.MonkeyPatch, error: RedisError
 ) -> None:
     """The job goes on: a client that was sent away would have it computed twice. 240 clients that
     wait look at Redis 20 times a second together.
@@ -284,7 +285,7 @@ def test_waiting_outlasts_a_short_outage_of_redis(
         compute(jobs, job_id, 0)
         return read(store, job_id)
 
-    outage, read = [ConnectionError("no primary")] * 3, JobStore.read
+    outage, read = [error] * 3, JobStore.read
     monkeypatch.setattr(JobStore, "read", failing)
     monkeypatch.setattr("api.proofs.waiting.anyio.sleep", sleep)
     client.app.state.services.inline.n_waiting = 239  # type: ignore[attr-defined]
