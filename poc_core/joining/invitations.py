@@ -5,6 +5,7 @@ create Redis users. The hosts and their Redis users are in `proofline:hosts`, wh
 operator's Redis user can read.
 """
 
+import math
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -128,7 +129,10 @@ class Invitations:
             pipe.delete(_offer(key))
             pipe.hsetnx(key, "used_at", self._clock())
             pipe.hsetnx(key, "used_from", peer)
-            raw = pipe.execute()[0]
+            raw, _, is_first, _ = pipe.execute()
+        if raw is None and is_first:  # expired by Redis' clock, or revoked since `find`
+            self._redis.hdel(key, "used_at", "used_from")
+            _check_open(self.find(token_id), math.inf)
         if raw is None:
             raise SpentTokenError(
                 f"The token of {invitation.name} was used by somebody else at this very moment."

@@ -72,6 +72,34 @@ def test_an_expired_offer_is_gone(invitations: Invitations, clock: Clock, redis:
         invitations.take(token.id, "10.0.0.2")
 
 
+@pytest.mark.parametrize(("end", "told"), [("expires", "expired unused"), ("revoked", "revoked")])
+def test_an_offer_that_ends_at_this_very_moment_was_used_by_nobody(
+    invitations: Invitations,
+    clock: Clock,
+    redis: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    told: str,
+) -> None:
+    """The API's clock may be behind that of Redis, which deletes the offer."""
+    token, host = invite(invitations, clock)
+    find = invitations.find
+
+    def ends(token_id: str) -> Invitation:
+        monkeypatch.setattr(invitations, "find", find)
+        as_it_was = find(token_id)
+        if end == "expires":
+            redis.delete(f"poc:invite:{host.token_sha256}:offer")
+        else:
+            invitations.revoke("gpu2", host)
+        return as_it_was
+
+    monkeypatch.setattr(invitations, "find", ends)
+    with pytest.raises(SpentTokenError, match=told):
+        invitations.take(token.id, "10.0.0.2")
+    assert invitations.find(token.id).used_at is None
+
+
 def test_a_revoked_token_is_told_for_a_month(
     invitations: Invitations, clock: Clock, redis: Redis
 ) -> None:
