@@ -88,6 +88,7 @@ class InlineJobs:
         while True:
             found = await redis.read(self._look, job_id)
             if found is None:
+                progress = None  # no worker can store a batch meanwhile
                 if await request.is_disconnected():
                     return Response(status_code=499)
                 away_s = self.n_waiting * redis.failed_s / _THREADS_AWAY

@@ -1,6 +1,7 @@
 """A job's progress, result and verdict, for a client that polls or waits."""
 
 import base64
+import itertools
 import struct
 import threading
 from collections.abc import Callable
@@ -291,6 +292,25 @@ def test_waiting_outlasts_a_short_outage_of_redis(
     client.app.state.services.inline.n_waiting = 239  # type: ignore[attr-defined]
     assert client.post(GENERATE, json=body(wait=True)).json()["status"] == "completed"
     assert pauses == [12.0] * 3
+
+
+def test_an_outage_of_redis_does_not_count_as_time_without_a_batch(
+    client: TestClient, jobs: JobStore, waiting_time: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile no worker can store a batch, and it does so only after Redis is back."""
+
+    def failing(store: JobStore, job_id: str) -> JobRecord | None:
+        look = next(looks)
+        if look == 1:
+            monkeypatch.setattr(waiting_time, "_now", 0.6)  # of the 0.5 s that a batch may take
+            raise ConnectionError("no primary")
+        if look == 3:
+            compute(jobs, job_id, 0)
+        return read(store, job_id)
+
+    looks, read = itertools.count(), JobStore.read
+    monkeypatch.setattr(JobStore, "read", failing)
+    assert client.post(GENERATE, json=body(wait=True)).json().get("status") == "completed"
 
 
 def test_a_job_under_way_can_be_cancelled(client: TestClient, jobs: JobStore) -> None:
