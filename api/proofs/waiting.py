@@ -4,7 +4,6 @@ import threading
 import time
 
 import anyio
-from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 
@@ -13,6 +12,7 @@ from api.errors import OUTLASTED_S, Outlasting, unavailable
 from poc_core.records import JobRecord, JobStatus
 from poc_core.settings import Settings
 from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 
 # Shortest and longest pause in seconds between two reads of a job; the pause grows while waiting.
@@ -42,12 +42,15 @@ def result_response(jobs: JobStore, job_id: str) -> Response | None:
 class InlineJobs:
     """Counts and answers the requests that wait until their job has ended, up to a limit."""
 
-    def __init__(self, settings: Settings, jobs: JobStore, rounds: RoundStore) -> None:
+    def __init__(
+        self, settings: Settings, jobs: JobStore, rounds: RoundStore, workers: WorkerRegistry
+    ) -> None:
         self.limit = settings.max_waiting_requests
         self.n_waiting = 0
         self._timeout_s = settings.generate_chunk_timeout_sec
         self._jobs = jobs
         self._rounds = rounds
+        self._workers = workers
         self._lock = threading.Lock()
 
     def enter(self) -> None:
@@ -105,8 +108,9 @@ class InlineJobs:
             if seen != progress:
                 progress, moved_at = seen, time.monotonic()
             elif time.monotonic() - moved_at > self._timeout_s:
-                if not await to_thread.run_sync(self._jobs.cancel, job_id):
-                    continue  # the job has ended meanwhile
+                if not await redis.read(self._cancel, record):
+                    progress = None
+                    continue
                 raise unavailable(
                     f"No batch was done within {self._timeout_s:g} s"
                     f" (POC_GENERATE_CHUNK_TIMEOUT_SEC), so the job {job_id} was cancelled. Send it"
@@ -121,17 +125,24 @@ class InlineJobs:
     def _look(self, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
         """Returns the job's record, and a tuple that changes when the job makes progress.
 
-        Waiting for chat or for a round's end is progress. The record is None if Redis lost the job.
+        Waiting for a round's end is progress. The record is None if Redis lost the job.
         """
         record = self._jobs.read(job_id)
         if record is None:
             return None, ()
-        if record.waiting_for == "chat" or self._rounds.generating(record.model) is not None:
-            # The job waits for chat requests or for a round's end, which can take long.
+        if self._rounds.generating(record.model) is not None:  # which can take long
             return record, (time.monotonic(),)
         # A queued job makes progress when the batches of jobs before it are computed.
         ahead = self._jobs.total_processed() if record.status is JobStatus.QUEUED else None
-        return record, (record.status, record.n_done, ahead)
+        return record, (record.status, record.n_done, record.waiting_for, ahead)
+
+    def _cancel(self, record: JobRecord) -> bool:
+        """Cancels a job without progress. Returns False if the job has ended meanwhile, or waits
+        for the chat of a living worker, which can take long.
+        """
+        if record.waiting_for == "chat" and self._workers.live(record.model):
+            return False
+        return self._jobs.cancel(record.job_id)
 
 
 def _answer(jobs: JobStore, record: JobRecord) -> Response:

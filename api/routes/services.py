@@ -84,7 +84,7 @@ class Services:
         chat_workers = ChatWorkers(workers, CHAT_MEMORY_S, keeping=deployments.keeping)
         self.gateway = Gateway(chat_workers, chats)
         self.gpus = GpuWatch(settings.host)
-        self.inline = inline = InlineJobs(settings, jobs, rounds)
+        self.inline = inline = InlineJobs(settings, jobs, rounds, workers)
         self.admission = Admission(settings, jobs, workers, dispatcher, inline, deployments.keeping)
         self.round_control = RoundControl(
             settings, workers, rounds, jobs, outbox, dispatcher, deployments.keeping

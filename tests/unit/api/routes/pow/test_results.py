@@ -16,6 +16,7 @@ from poc_core.records import JobKind, JobRecord
 from poc_core.settings import Settings
 from poc_core.state import keys
 from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.pow_routes import GENERATE, VECTOR, compute, record_of, submit
 from tests.harness.samples import K_DIM, MODEL, body, complete_batch, lease_batch
 from tests.harness.waiting import wait_until
@@ -232,6 +233,28 @@ def test_waiting_in_vain_is_503_and_the_job_is_cancelled(
     assert "No batch was done within 0.5 s" in answer.json()["detail"]
     assert int(answer.headers["Retry-After"]) > 0
     assert jobs.active_jobs(MODEL) == []
+
+
+def test_waiting_for_chat_lasts_as_long_as_a_worker_lives(
+    client: TestClient,
+    jobs: JobStore,
+    workers: WorkerRegistry,
+    waiting_time: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that died says no longer that the job goes on."""
+
+    def wait_for_chat(job_id: str) -> None:
+        jobs.note_waiting([job_id], "chat")
+        for _ in range(3):
+            waiting_time.pass_by(0.6)  # of the 0.5 s that a batch may take
+        assert record_of(jobs, job_id).waiting_for == "chat"
+        workers.remove("w1")
+        monkeypatch.setattr(waiting_time, "_now", 60.0)
+
+    Worker(jobs, wait_for_chat).start()
+    answer = client.post(GENERATE, json=body(wait=True))
+    assert (answer.status_code, jobs.active_jobs(MODEL)) == (503, [])
 
 
 def test_waiting_answers_with_a_result_that_comes_as_the_time_ends(
