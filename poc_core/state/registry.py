@@ -102,9 +102,9 @@ class WorkerRegistry(Store):
                 self.remove(worker.id)
 
     def remove(self, worker_id: str) -> None:
-        """Removes a worker and its Celery bindings. Other workers may lease its work at once."""
+        """Removes a worker and its Celery queue. Other workers may lease its work at once."""
         with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(keys.worker(worker_id), queues.bindings(queues.worker_queue(worker_id)))
+            pipe.delete(keys.worker(worker_id), *_queue_keys(worker_id))
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
 
@@ -154,9 +154,7 @@ class WorkerRegistry(Store):
                 # Only workers silent for long: a worker sending a heartbeat right now must stay.
                 if found.get(name) == b"" and abs(now - beat_at) > known_s:
                     # Without `remove`: this user may lack access to the expired record.
-                    self._redis.delete(
-                        queues.bindings(queues.worker_queue(name.decode(errors="replace")))
-                    )
+                    self._redis.delete(*_queue_keys(name.decode(errors="replace")))
                     self._redis.zrem(keys.WORKERS, name)
         alive = worker_records(found.items())
         return [worker for worker in alive if model is None or worker.model == model]
@@ -218,6 +216,12 @@ class WorkerRegistry(Store):
             if entry is not None and entry[1] >= oldest:
                 known[name.decode()] = entry[0]
         return known
+
+
+def _queue_keys(worker_id: str) -> tuple[str, str]:
+    """Returns the keys of a worker's Celery queue, which have no TTL."""
+    queue = queues.worker_queue(worker_id)
+    return queues.bindings(queue), queues.messages(queue)
 
 
 def _port(raw: bytes) -> int | tuple[callbacks.Address, int]:

@@ -13,6 +13,7 @@ from kombu.transport.virtual.base import QoS
 from redis import Redis
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
+from poc_core import queues
 from poc_core.redis_at import connections
 from poc_core.state.scripts import SharedScript
 
@@ -115,6 +116,13 @@ class _Channel(kombu_redis.Channel):
             # The message stays in Redis, as above.
             logger.info("Redis does not remove an ended task's message now; it will come again")
             QoS.ack(self.qos, delivery_tag)
+
+    def _do_restore_message(
+        self, payload: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # A dead worker's queue would never expire, and a live worker finds work without a message.
+        if not str(routing_key).startswith(queues.worker_queue("")):
+            super()._do_restore_message(payload, exchange, routing_key, *args, **kwargs)
 
     def _connparams(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_abandoned:

@@ -114,11 +114,12 @@ def test_celery_forgets_the_queue_of_a_worker_that_left_or_is_long_gone(
     for worker in ("w1", *gone):
         serve(worker)
         redis.sadd(f"_kombu.binding.poc.worker.{worker}", "binding")
+        redis.lpush(f"poc.worker.{worker}", "message")  # sent after its end
     workers.remove("w1")
     redis.delete(*(f"poc:worker:{worker}" for worker in gone))
     clock.now += 11 * settings.worker_ttl_s
     workers.live()
-    assert redis.keys("_kombu*") == []
+    assert redis.keys("_kombu*") == redis.keys("poc.worker.*") == []
 
 
 def test_a_port_that_cannot_be_read_hides_no_other(

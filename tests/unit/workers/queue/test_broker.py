@@ -230,6 +230,20 @@ def test_a_queue_of_one_ends_an_hour_after_its_consumer_and_others_stay(
     assert 3590 <= int(redis_broker.redis.ttl("one")) <= 3600
 
 
+@pytest.mark.parametrize(("name", "n"), [("poc.model.m", 1), ("poc.worker.host/gpu0-3fa9c1", 0)])
+def test_a_message_that_a_dead_worker_had_comes_again_unless_it_was_for_this_worker_alone(
+    redis_broker: Broker, name: str, n: int
+) -> None:
+    """Nobody would ever take it, and its queue's key has no TTL."""
+    with redis_broker.connect() as connection:
+        redis_broker.message(connection, name)
+        channel: Any = connection.default_channel
+        (tag,) = channel.qos._delivered
+        channel.qos.restore_by_tag(tag)
+    assert redis_broker.unacknowledged() == 0
+    assert redis_broker.redis.llen(name) == n
+
+
 def test_other_transports_are_kombus_own() -> None:
     with broker.SteadyConnection("memory://") as connection:
         assert type(connection.default_channel).__module__ == "kombu.transport.memory"
