@@ -34,12 +34,13 @@ class RoundStore(Store):
         places = len(config.nonces[:_MOST_PLACES])
         args: list[Any] = [round_id, state.value, config.model_dump_json(), places, self._clock()]
         args += [self._ttl_s, callback_url(config.url, "generated")]
-        args.append(json.dumps(_payload_head(config)))
+        args += [json.dumps(_payload_head(config)), self._first_due]
         running = self._store(names, args)
         if running and self.read(running.decode()) is None:  # no worker computes it
             generating = [keys.round(running.decode()), keys.generating(config.model)]
             why = "Its record in Redis cannot be read."
-            self._switch(generating, [running, "STOPPED", self._clock(), self._ttl_s, why])
+            args_of = [running, "STOPPED", self._clock(), self._ttl_s, why, self._first_due]
+            self._switch(generating, args_of)
             running = self._store(names, args)
         if running:
             raise RoundError(
@@ -64,7 +65,7 @@ class RoundStore(Store):
         """
         before = self._switch(
             [keys.round(round.round_id), keys.generating(round.config.model)],
-            [round.round_id, state.value, self._clock(), self._ttl_s, error],
+            [round.round_id, state.value, self._clock(), self._ttl_s, error, self._first_due],
         )
         return RoundState(before.decode()) if before else None
 
@@ -102,6 +103,10 @@ class RoundStore(Store):
         args = ["" if first is None else first, most]
         place, *found = self._read_reported([keys.round(round_id)], args)
         return Reported(int(place), entries.unpack(found))
+
+    @property
+    def _first_due(self) -> float:
+        return self._clock() + self._settings.callback_interval_sec
 
     @property
     def _ttl_s(self) -> int:

@@ -336,6 +336,13 @@ local function push_entry(id, entry, n, due, ttl)
   return #counted
 end
 
+-- Sets when the first payload of a round that begins to generate is due. Workers' clocks may be ahead.
+local function due_first(id, due)
+  if redis.call('HEXISTS', 'poc:outbox:' .. id, 'url') == 1 then
+    redis.call('HSETNX', 'poc:outbox:' .. id, 'next_at', due)
+  end
+end
+
 -- Extends the life of all keys of a round that generates or validates to `ttl` seconds.
 local function keep_round(id, generating, ttl)
   local round, outbox = 'poc:round:' .. id, 'poc:outbox:' .. id

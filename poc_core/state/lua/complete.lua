@@ -77,8 +77,8 @@ local function complete_places(round)
     unpack(redis.call('HMGET', round, 'state', 'next', 'places', 'n_processed', 'n_valid'))
   local has_receiver, is_closed, bytes, waiting, next_at =
     unpack(redis.call('HMGET', outbox, 'url', 'closed', 'bytes', 'waiting', 'next_at'))
-  -- If the round was closed, its receiver waits for these last values, so they are due at once. The courier sets
-  -- next_at with its own clock: a delivery is not late because this worker's clock is ahead.
+  -- If the round was closed, its receiver waits for these last values, so they are due at once. The API and the courier
+  -- set next_at with their own clocks: a delivery is not late because this worker's clock is ahead.
   local due = is_closed and 0 or next_at or tonumber(now) + tonumber(interval)
   local n_new, n_bytes = 0, 0
   for i = first_entry, #ARGV, 2 do

@@ -13,9 +13,10 @@
 --       6 ttl           seconds for which the round is kept
 --       7 url           of the round's callbacks, or ''
 --       8 head          fields that all payloads of the round share, as JSON
+--       9 first_due     seconds since the epoch: when the first payload is due
 -- Returns '' if the round was stored, else the id of the generating round.
 local round, outbox, current, generating, followed = unpack(KEYS)
-local round_id, state, config, places, now, ttl, url, head = unpack(ARGV)
+local round_id, state, config, places, now, ttl, url, head, first_due = unpack(ARGV)
 local earlier_id = redis.call('GET', current)
 if earlier_id == round_id then
   return '' -- a repeated call: the first call stored the round, but its answer was lost
@@ -45,6 +46,7 @@ if url ~= '' then
 end
 if state == 'GENERATING' then
   redis.call('HSET', round, 'started_at', now)
+  due_first(round_id, first_due)
   redis.call('SET', generating, round_id, 'EX', ttl)
 end
 return ''

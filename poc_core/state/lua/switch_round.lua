@@ -7,9 +7,10 @@
 --       3 now           seconds since the epoch
 --       4 ttl           seconds for which the round is kept
 --       5 why           reason why the round stopped by itself, or ''
+--       6 first_due     seconds since the epoch: when the first payload is due
 -- Returns the previous state; '' if the round has expired. Nothing changed if this is STOPPED or ''.
 local round, generating = unpack(KEYS)
-local round_id, state, now, ttl, why = unpack(ARGV)
+local round_id, state, now, ttl, why, first_due = unpack(ARGV)
 local before = redis.call('HGET', round, 'state')
 if not before or before == 'STOPPED' then
   return before or ''
@@ -26,6 +27,7 @@ else
 end
 if state == 'GENERATING' then
   redis.call('HSETNX', round, 'started_at', now)
+  due_first(round_id, first_due)
   redis.call('SET', generating, round_id, 'EX', ttl)
 elseif redis.call('GET', generating) == round_id then
   redis.call('DEL', generating)

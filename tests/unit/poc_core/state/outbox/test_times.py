@@ -7,12 +7,12 @@ import pytest
 from poc_core.records import RoundRecord, RoundState
 from poc_core.state.outbox import LAST_BACKOFF_S, Delivery
 from tests.harness.outbox import URL, Box, nonces_of
-from tests.harness.samples import Clock, complete_lease, due_now
+from tests.harness.samples import Clock, complete_lease, due_now, known, round_config
 
 pytestmark = pytest.mark.usefixtures("a_worker")
 
 
-def test_the_first_payload_is_due_an_interval_after_its_first_artifact(box: Box) -> None:
+def test_the_first_payload_is_due_an_interval_after_the_start(box: Box) -> None:
     record = box.start()
     box.compute(record)
     box.clock.now += box.settings.callback_interval_sec - 0.1
@@ -259,9 +259,21 @@ def ahead(box: Box) -> Box:
     return Box(box.redis, box.settings, clock)
 
 
-def test_a_worker_whose_clock_is_ahead_delays_no_later_payload(
-    box: Box, ahead: Box, waiting: RoundRecord
+@pytest.mark.parametrize("state", [RoundState.GENERATING, RoundState.IDLE])
+def test_a_worker_whose_clock_is_ahead_delays_neither_the_first_payload(
+    box: Box, ahead: Box, state: RoundState
 ) -> None:
+    round_id = box.rounds.store(round_config(), state)
+    record = known(box.rounds.read(round_id))
+    box.rounds.switch(record, RoundState.GENERATING)
+    ahead.compute(record)
+    assert due_now(box.outbox) == []
+    box.interval_passes()
+    assert due_now(box.outbox) == [round_id]
+    assert nonces_of(box.take(round_id)) == [0, 1, 2, 3]
+
+
+def test_nor_a_later_payload(box: Box, ahead: Box, waiting: RoundRecord) -> None:
     box.outbox.delivered(box.take(waiting.round_id))
     ahead.compute(waiting)
     box.interval_passes()
