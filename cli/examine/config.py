@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from cli import options
-from cli.examine.sources import others_in_effect, settings_in_effect, stranger_text, strangers
+from cli.examine.sources import others_in_effect, settings_in_effect
 from cli.terminal import note
-from poc_core.settings import load_settings
+from poc_core.settings import load_settings, stranger_text, strangers
 
 
 def config(

@@ -17,7 +17,6 @@ from cli import options
 from cli.examine import hardware, joined, machine, model, packages, receiver, redis
 from cli.examine import model as models
 from cli.examine.findings import Check, Finding, Subject, findings_of
-from cli.examine.sources import stranger_text, strangers
 from cli.grouped import grouped
 from cli.join.options import Join
 from cli.machine.cgroup import memory_left
@@ -26,7 +25,13 @@ from cli.terminal import EXIT_FAILURE, note
 from poc_core.errors import SettingsError
 from poc_core.gpus import Gpu, GpuWatch
 from poc_core.serving.model_options import Dtype
-from poc_core.settings import Settings, load_settings, parse_ports
+from poc_core.settings import (
+    Settings,
+    load_settings,
+    parse_ports,
+    stranger_text,
+    strangers,
+)
 
 _VLLM, _SETTINGS = map(Subject, ("vllm", "settings"))
 

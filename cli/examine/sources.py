@@ -1,6 +1,5 @@
 """Finds the settings in effect, and the source of each value."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,22 +56,6 @@ def settings_in_effect(settings: Settings, env: Mapping[str, str], dotenv: Path)
 
 def others_in_effect(env: Mapping[str, str]) -> list[Setting]:
     return [Setting(name, shown(name, env[name]), "environment") for name in OTHERS if name in env]
-
-
-def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns {unknown POC_ variable: name of the most similar setting, or None}."""
-    known = [f"POC_{field.upper()}" for field in Settings.model_fields]
-    unknown = sorted(
-        name for name in env if name.upper().startswith("POC_") and name.upper() not in known
-    )
-    return {
-        name: next(iter(difflib.get_close_matches(name.upper(), known, 1)), None)
-        for name in unknown
-    }
-
-
-def stranger_text(name: str, meant: str | None) -> str:
-    return f"{name} is no setting" + (f"; {meant} is." if meant else ".")
 
 
 def shown(name: str, value: Any) -> Any:

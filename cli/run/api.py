@@ -19,7 +19,7 @@ from cli.supervise.ports import bound
 from cli.terminal import note
 from poc_core.open_files import raise_file_limit
 from poc_core.serving.logs import log_to_stderr
-from poc_core.settings import load_settings
+from poc_core.settings import load_settings, stranger_text, strangers
 from poc_core.state.client import refuse_wrong
 
 GRACEFUL_SHUTDOWN_S = 10  # for unfinished answers, such as a /generate with wait=true
@@ -54,6 +54,8 @@ def api(
     sys.setswitchinterval(_SWITCH_S)
     settings = load_settings()
     refuse_wrong(settings)
+    for name, meant in strangers(os.environ).items():
+        note(f"api: {stranger_text(name, meant)}")
     if keys_wanted(settings, host):
         note(
             f"api: clients need a key of {settings.api_keys_file.expanduser()}; `proofline key new`"

@@ -33,7 +33,7 @@ from cli.supervise.redis_server import LocalRedis, RedisServerError, wait_for_re
 from cli.terminal import UsageError
 from poc_core.errors import ProoflineError
 from poc_core.serving.places import HOST_ID_VARIABLE
-from poc_core.settings import Settings, load_settings
+from poc_core.settings import Settings, load_settings, strangers
 from poc_core.state.client import connect
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import WorkerRegistry
@@ -336,7 +336,8 @@ class Stack:
         # In the environment: the url contains a password, and command lines are not private.
         settings = receiver_settings(self.host, self._ports, {**os.environ, **self.env})
         env = processes.environment_of_proofline(
-            {**settings, **self.env, "POC_REDIS_URL": self.redis_url or "", **own}, NOT_FOR_SERVICES
+            {**settings, **self.env, "POC_REDIS_URL": self.redis_url or "", **own},
+            (*NOT_FOR_SERVICES, *strangers(os.environ)),  # `up` names them once for all
         )
         return self._add_child(
             processes.ChildSpec(name, command, env, grace_s, max_fast_crashes=self.max_fast_crashes)

@@ -23,7 +23,7 @@ from cli.supervise.follower import Follower
 from cli.supervise.redis_server import RedisServerError, wait_for_redis
 from cli.terminal import UsageError, note
 from poc_core.serving.places import HOST_ID_VARIABLE
-from poc_core.settings import load_settings
+from poc_core.settings import load_settings, stranger_text, strangers
 from poc_core.state import scripts
 from poc_core.state.client import connect
 from poc_core.state.deployments import DeploymentStore
@@ -105,6 +105,8 @@ def workers(
     if access is not None:
         set_up(access, join.join_file, os.environ)
     settings = load_settings()
+    for name, meant in strangers(os.environ).items():
+        note(f"workers: {stranger_text(name, meant)}")
     found = chosen_gpus(gpus) if placement.wants_gpus(engine_options) or gpus != "all" else []
     engine_options = with_span(engine_options, hosts, rank, head)
     own_places = places_of(engine_options, found, n_workers)

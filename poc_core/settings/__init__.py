@@ -1,5 +1,8 @@
 """Proofline's settings, from environment variables POC_..., with one module per theme."""
 
+import difflib
+from collections.abc import Mapping
+
 from pydantic import ValidationError
 
 from poc_core.errors import SettingsError
@@ -24,6 +27,8 @@ __all__ = [
     "parse_chat_policy",
     "parse_networks",
     "parse_ports",
+    "stranger_text",
+    "strangers",
 ]
 
 
@@ -69,3 +74,19 @@ def load_settings(**overrides: object) -> Settings:
             for problem in error.errors(include_url=False)
         ]
         raise SettingsError("; ".join(problems) + ".") from None
+
+
+def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns {unknown POC_ variable: name of the most similar setting, or None}."""
+    known = [f"POC_{field.upper()}" for field in Settings.model_fields]
+    unknown = sorted(
+        name for name in env if name.upper().startswith("POC_") and name.upper() not in known
+    )
+    return {
+        name: next(iter(difflib.get_close_matches(name.upper(), known, 1)), None)
+        for name in unknown
+    }
+
+
+def stranger_text(name: str, meant: str | None) -> str:
+    return f"{name} is no setting" + (f"; {meant} is." if meant else ".")

@@ -22,6 +22,7 @@ from poc_core.errors import OptionsError
 from tests.harness.waiting import wait_until
 from tests.integration.processes import assert_all_gone, is_running
 from tests.stacks.own_redis import write_before_answers
+from tests.stacks.up import Up
 from workers.engines.options import EngineOptions
 
 pytestmark = pytest.mark.integration
@@ -367,3 +368,12 @@ def test_nothing_is_left_after_up_was_killed(folder: Path) -> None:
         up.wait()
         up.stderr.close()
     assert_all_gone([*guards, *children])
+
+
+def test_a_misspelt_setting_is_named_once_by_up_alone() -> None:
+    options = ["--model", "tiny-qwen3", "--engine", "synthetic", "--port", "0", "--verbose"]
+    up = Up(*options, env={"POC_CHAT_POLCY": "off"})
+    try:
+        assert len([line for line in up.start if "POC_CHAT_POLCY" in line]) == 1
+    finally:
+        up.end()

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -145,3 +146,21 @@ def test_config_shows_each_variable_that_the_page_lists(runner: CliRunner) -> No
     answer = runner.invoke(app, ["config", "--changed"], env=dict.fromkeys(listed, "given"))
     found = {line.partition(" = ")[0] for line in answer.stdout.splitlines()}
     assert [name for name in listed if name not in found] == []
+
+
+@pytest.mark.parametrize("command", ["api", "courier", "workers"])
+def test_each_container_of_compose_names_misspelt_settings(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_REQUIRE_KEY", "always")
+    monkeypatch.setattr("cli.run.api.bound", port_that_is_free)
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_args: None)
+    monkeypatch.setattr("cli.run.courier.run_courier", lambda _url: None)
+    monkeypatch.setattr("cli.run.courier.end_process", lambda: None)
+    stops_at_once = ["--rank", "1"] if command == "workers" else []
+    said = CliRunner().invoke(app, [command, *stops_at_once]).stderr
+    assert f"{command}: POC_REQUIRE_KEY is no setting; POC_REQUIRE_KEYS is.\n" in said
+
+
+def port_that_is_free(host: str, port: int) -> SimpleNamespace:
+    return SimpleNamespace(getsockname=lambda: (host, port))
