@@ -53,9 +53,11 @@ class Perimeter:
         if len(hosts) > 1:
             return _answer(400, "The request has several Host headers; send one.")
         if hosts and not self.knows(hosts[0]):  # a browser always sends a Host
+            match = _AUTHORITY.fullmatch(hosts[0])
+            name = match["host"] if match else hosts[0]  # without a port, as the setting has names
             return _answer(
                 421,
-                f"This node does not answer to the name {hosts[0][:200]!r}; if this is a"
+                f"This node does not answer to the name {name[:200]!r}; if this is a"
                 " name of the node, list it in POC_ALLOWED_HOSTS.",
             )
         for origin in origins:

@@ -60,6 +60,13 @@ class TestHost:
         assert answer.status_code == 421
         assert "POC_ALLOWED_HOSTS" in answer.json()["detail"]
 
+    def test_the_name_that_the_refusal_says_to_list_is_one_that_the_setting_takes(
+        self, client: TestClient
+    ) -> None:
+        answer = client.get("/api/v1/pow/status", headers={"Host": "node.example:8443"})
+        said = answer.json()["detail"].split("'")[1]
+        assert perimeter(said).knows("node.example:8443")
+
     def test_so_is_looking(self, client: TestClient) -> None:
         assert client.get("/api/v1/pow/status", headers={"Host": "evil.example"}).status_code == 421
 
