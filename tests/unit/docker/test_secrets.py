@@ -1,6 +1,7 @@
 """Secrets of compose.yaml are generated, and only their services read them."""
 
 import hashlib
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -214,3 +215,19 @@ def test_a_pages_commands_make_them_where_only_the_operator_reads_them(
     made = tmp_path / "proofline"
     assert (made / "redis_password").exists()
     assert made.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_backup_before_the_first_key_has_no_file_of_keys(tmp_path: Path) -> None:
+    """An empty one, put back, makes `proofline key` and the API refuse it."""
+    (backup,) = (
+        block
+        for block in blocks(ROOT / "docs" / "backup.md")
+        if "docker compose exec -T api cat" in block.text
+    )
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nexit 1\n")  # there is no /keys/keys.json yet
+    docker.chmod(0o755)
+    (tmp_path / ".env").touch()
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", backup.text], cwd=tmp_path, env={**os.environ, "PATH": path})
+    assert [file.name for file in (tmp_path / "backup").iterdir()] == [".env"]
