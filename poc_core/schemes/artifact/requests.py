@@ -2,7 +2,17 @@
 
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import BaseModel, BeforeValidator, FailFast, Field, JsonValue
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    FailFast,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from poc_core import fields
@@ -14,6 +24,20 @@ from poc_core.schemes.artifact.terms import ReceivedStatTest, network_terms
 VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 
 
+def _values(names: str) -> WrapValidator:
+    """Errors name the values of all schemes, because a value of neither scheme comes here too."""
+
+    def checked(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError:
+            raise PydanticCustomError(
+                "literal_error", "Input should be {expected}", {"expected": names}
+            ) from None
+
+    return WrapValidator(checked)
+
+
 class ArtifactParams(requests.Params):
     """Inputs of artifacts. Unknown fields are refused."""
 
@@ -21,10 +45,12 @@ class ArtifactParams(requests.Params):
         default=12, ge=1, description="Numbers per vector, at most the model's hidden size."
     )
     # For clients that distinguish artifacts from decode proofs.
-    scheme: Literal["prefill"] = Field(
+    scheme: Annotated[Literal["prefill"], _values("'prefill' or 'decode'")] = Field(
         default="prefill", description="The scheme's name in the network."
     )
-    decode: Literal[False] = Field(default=False, description="False: no decode steps.")
+    decode: Annotated[Literal[False], _values("true or false")] = Field(
+        default=False, description="False: no decode steps."
+    )
     max_tokens: fields.Count = Field(default=0, ge=0, description="Only for decode proofs.")
 
 

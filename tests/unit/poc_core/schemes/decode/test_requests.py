@@ -69,6 +69,23 @@ def test_params_that_are_refused(params: dict[str, Any]) -> None:
         DecodeBody.model_validate(body(params=params))
 
 
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"scheme": "chain"}, "Input should be 'prefill' or 'decode'"),
+        ({"decode": "yes"}, "Input should be true or false"),
+        ({"decode": 1}, "Input should be true or false"),
+    ],
+)
+def test_params_that_select_no_scheme_get_both_values(params: dict[str, Any], message: str) -> None:
+    sent = body(params=params)
+    contract = recognised({"params": sent["params"]}, contracts())
+    assert contract.job_body is not None
+    with pytest.raises(ValidationError) as refused:
+        contract.job_body.model_validate(sent)
+    assert [error["msg"] for error in refused.value.errors()] == [message]
+
+
 def test_what_the_chain_sends_is_enough() -> None:
     """No k_dim, no batch_size, no scheme."""
     sent = body(params={"seq_len": 256, "decode": True, "max_tokens": 256})
