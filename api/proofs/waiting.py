@@ -20,9 +20,11 @@ _FIRST_LOOK_S = 0.01
 _LONGEST_PAUSE_S = 0.25
 # Most reads of jobs per second, for all waiting requests: each takes a millisecond.
 _LOOKS_PER_S = 200
-# Most threads that all waiting requests use without Redis. A read uses a thread for half a second,
-# or for 5 s if Redis is silent.
+# Threads that waiting requests use together without Redis. A read uses its thread for half a
+# second, or for 5 s if Redis is silent: then more than 40 requests use more threads, because no
+# pause is longer than OUTLASTED_S.
 _THREADS_AWAY = 10
+_READ_AWAY_S = 0.5
 
 _JSON = "application/json"
 
@@ -94,7 +96,7 @@ class InlineJobs:
                 progress = None  # no worker can store a batch meanwhile
                 if await request.is_disconnected():
                     return Response(status_code=499)
-                away_s = self.n_waiting * redis.failed_s / _THREADS_AWAY
+                away_s = self.n_waiting * max(redis.failed_s, _READ_AWAY_S) / _THREADS_AWAY
                 await anyio.sleep(min(max(_LONGEST_PAUSE_S, away_s), OUTLASTED_S))
                 continue
             record, seen = found

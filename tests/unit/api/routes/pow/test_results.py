@@ -5,6 +5,7 @@ import itertools
 import struct
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from poc_core.state import keys
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from tests.harness.pow_routes import GENERATE, VECTOR, compute, record_of, submit
-from tests.harness.samples import K_DIM, MODEL, body, complete_batch, lease_batch
+from tests.harness.samples import K_DIM, MODEL, Clock, body, complete_batch, lease_batch
 from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("a_worker")
@@ -290,12 +291,27 @@ def test_waiting_for_a_job_that(
     assert answer.json()["detail"].items() >= told.items()
 
 
-@pytest.mark.parametrize("error", [ConnectionError("no primary"), TimeoutError("a silent host")])
+@pytest.mark.parametrize(
+    ("error", "read_s", "n_clients", "pause_s"),
+    [
+        (ConnectionError("no primary"), 0.0, 240, 12.0),
+        (ConnectionError("no primary"), 0.5, 240, 12.0),
+        (TimeoutError("a silent host"), 5.0, 30, 15.0),
+        (TimeoutError("a silent host"), 5.0, 240, 20.0),  # at most OUTLASTED_S
+    ],
+)
 def test_waiting_outlasts_a_short_outage_of_redis(
-    client: TestClient, jobs: JobStore, monkeypatch: pytest.MonkeyPatch, error: RedisError
+    client: TestClient,
+    jobs: JobStore,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    error: RedisError,
+    read_s: float,
+    n_clients: int,
+    pause_s: float,
 ) -> None:
     """The job goes on: a client that was sent away would have it computed twice. 240 clients that
-    wait look at Redis 20 times a second together.
+    wait look at Redis 20 times a second together, and less often if Redis is silent.
     """
     pauses: list[float] = []
 
@@ -304,17 +320,19 @@ def test_waiting_outlasts_a_short_outage_of_redis(
 
     def failing(store: JobStore, job_id: str) -> JobRecord | None:
         if outage:
+            clock.now += read_s
             raise outage.pop()
         monkeypatch.setattr(JobStore, "read", read)
         compute(jobs, job_id, 0)
         return read(store, job_id)
 
     outage, read = [error] * 3, JobStore.read
+    monkeypatch.setattr("api.errors.time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(JobStore, "read", failing)
     monkeypatch.setattr("api.proofs.waiting.anyio.sleep", sleep)
-    client.app.state.services.inline.n_waiting = 239  # type: ignore[attr-defined]
+    client.app.state.services.inline.n_waiting = n_clients - 1  # type: ignore[attr-defined]
     assert client.post(GENERATE, json=body(wait=True)).json()["status"] == "completed"
-    assert pauses == [12.0] * 3
+    assert pauses == [pause_s] * 3
 
 
 def test_an_outage_of_redis_does_not_count_as_time_without_a_batch(
