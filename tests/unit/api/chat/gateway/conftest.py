@@ -18,6 +18,7 @@ from poc_core.settings import Settings
 from poc_core.state import registry
 from tests.harness.gateway import MAX_BODY_BYTES, Node, Start
 from tests.harness.samples import MODEL, RecordingDispatcher
+from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Behaviour, FakeWorker
 from tests.stacks.served import served, url_of
 
@@ -33,6 +34,8 @@ def app() -> FastAPI:
 def services(app: FastAPI) -> Services:
     """The services of the API, which know of no worker yet."""
     services: Services = app.state.services
+    # A client has its answer before the API has timed it.
+    wait_until(lambda: not services.chats._active, "the end of earlier tests' requests")  # noqa: SLF001
     services.redis.flushall()
     for histogram in (services.chats.first_token, services.chats.whole):
         histogram.clear()
